@@ -1,0 +1,78 @@
+//! Keys and values on the device, in blocks of [`BLOCK_TOKENS`] tokens, allocated once.
+
+use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Result, Tensor, bail};
+
+use crate::backend::candle::plan::BLOCK_TOKENS;
+
+/// One layer's keys and values, each `[blocks, kv_heads, BLOCK_TOKENS, head_dim]` in f32: a head's part of a block is
+/// contiguous, so attention reads it in one stride.
+#[derive(Debug, Clone)]
+pub(in crate::backend::candle) struct LayerCache {
+    pub(in crate::backend::candle) keys: Tensor,
+    pub(in crate::backend::candle) values: Tensor,
+}
+
+/// Sizes of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend::candle) struct KvShape {
+    pub(in crate::backend::candle) layers: usize,
+    pub(in crate::backend::candle) kv_heads: usize,
+    pub(in crate::backend::candle) head_dim: usize,
+}
+
+impl KvShape {
+    /// Bytes that one token's keys and values take over all layers.
+    pub(in crate::backend::candle) fn bytes_per_token(self) -> usize {
+        self.layers * 2 * self.kv_heads * self.head_dim * DType::F32.size_in_bytes()
+    }
+}
+
+/// All layers' caches.
+pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device: &Device) -> Result<Vec<LayerCache>> {
+    let dims = (blocks, shape.kv_heads, BLOCK_TOKENS, shape.head_dim);
+    (0..shape.layers)
+        .map(|_| {
+            Ok(LayerCache {
+                keys: Tensor::zeros(dims, DType::F32, device)?,
+                values: Tensor::zeros(dims, DType::F32, device)?,
+            })
+        })
+        .collect()
+}
+
+impl LayerCache {
+    /// Writes rows `[rows, kv_heads, head_dim]` of keys and values to their slots.
+    pub(in crate::backend::candle) fn write(&self, slots: &[u32], keys: &Tensor, values: &Tensor) -> Result<()> {
+        let op = WriteRows { slots };
+        self.keys.inplace_op2(&keys.contiguous()?, &op)?;
+        self.values.inplace_op2(&values.contiguous()?, &op)
+    }
+}
+
+struct WriteRows<'a> {
+    slots: &'a [u32],
+}
+
+impl InplaceOp2 for WriteRows<'_> {
+    fn name(&self) -> &'static str {
+        "write-kv-rows"
+    }
+
+    fn cpu_fwd(&self, cache: &mut CpuStorage, to: &Layout, rows: &CpuStorage, from: &Layout) -> Result<()> {
+        let (_, heads, _, dim) = to.shape().dims4()?;
+        let (CpuStorage::F32(cache), CpuStorage::F32(rows)) = (cache, rows) else {
+            bail!("the key/value cache holds f32 on CPU")
+        };
+        let Some((start, end)) = from.contiguous_offsets() else {
+            bail!("rows for the key/value cache must be contiguous")
+        };
+        for (row, &slot) in rows[start..end].chunks_exact(heads * dim).zip(self.slots) {
+            let (block, offset) = (slot as usize / BLOCK_TOKENS, slot as usize % BLOCK_TOKENS);
+            for (head, values) in row.chunks_exact(dim).enumerate() {
+                let at = ((block * heads + head) * BLOCK_TOKENS + offset) * dim;
+                cache[at..at + dim].copy_from_slice(values);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,404 @@
+//! The thread that steps the model, and the channel to it.
+//!
+//! One loop: take commands, drop what nobody waits for any more, ask the scheduler for a step, run it, choose ids, tell
+//! the readers. Readers are told over unbounded channels, so the loop never waits for one. A step that fails ends the
+//! requests that were part of it and nothing else; a panic ends the thread, which every open request and the health
+//! check then see.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Instant;
+
+use half::bf16;
+use tokio::sync::oneshot;
+
+use super::plan::{StepOutput, StepRunner};
+use super::sampler::Sampler;
+use super::scheduler::{RowUse, Scheduler, SchedulerConfig, SequenceId, Wanted};
+use crate::backend::{
+    BackendError, FinRows, Generation, GenerationEvent, GenerationRequest, GenerationSender, Load, StopReason, Timings,
+};
+
+/// Constants of a running engine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EngineConfig {
+    pub(super) scheduler: SchedulerConfig,
+    /// Width of a row of fin.
+    pub(super) hidden: usize,
+    /// Ids are below this.
+    pub(super) vocab: usize,
+    /// Longest sequence.
+    pub(super) context: usize,
+}
+
+/// The way to the engine thread.
+#[derive(Debug, Clone)]
+pub(super) struct EngineHandle {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+/// What the engine shows of itself.
+#[derive(Debug, Default)]
+struct Shared {
+    running: AtomicUsize,
+    waiting: AtomicUsize,
+    pending_tokens: AtomicUsize,
+    kv_used: AtomicUsize,
+    kv_limit: AtomicUsize,
+    /// Why the thread ended.
+    ended: OnceLock<String>,
+}
+
+enum Command {
+    Generate(GenerationRequest, GenerationSender),
+    Rows {
+        tokens: Vec<u32>,
+        from: usize,
+        answer: oneshot::Sender<Result<FinRows, BackendError>>,
+    },
+}
+
+/// Starts the engine thread over a runner.
+///
+/// # Errors
+/// When the system refuses a thread.
+pub(super) fn start(runner: Box<dyn StepRunner + Send>, config: EngineConfig) -> std::io::Result<EngineHandle> {
+    let (commands, inbox) = mpsc::channel();
+    let shared = Arc::new(Shared::default());
+    let engine = Engine::new(runner, config, Arc::clone(&shared));
+    let seen = Arc::clone(&shared);
+    std::thread::Builder::new().name("engine".into()).spawn(move || {
+        // The engine is dropped with all its senders inside the catch: readers see the end at once.
+        let outcome = catch_unwind(AssertUnwindSafe(move || engine.serve(&inbox)));
+        let why = match outcome {
+            Ok(()) => "it was shut down".to_owned(),
+            Err(panic) => {
+                let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+                text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+            }
+        };
+        let _ = seen.ended.set(why);
+    })?;
+    Ok(EngineHandle { commands, shared })
+}
+
+impl EngineHandle {
+    pub(super) fn generate(&self, request: GenerationRequest) -> Generation {
+        let (sender, generation) = Generation::channel();
+        if self.commands.send(Command::Generate(request, sender)).is_err() {
+            return Generation::refused(self.gone());
+        }
+        generation
+    }
+
+    pub(super) async fn rows(&self, tokens: Vec<u32>, from: usize) -> Result<FinRows, BackendError> {
+        let (answer, rows) = oneshot::channel();
+        self.commands.send(Command::Rows { tokens, from, answer }).map_err(|_| self.gone())?;
+        rows.await.map_err(|_| self.gone())?
+    }
+
+    /// Why the engine ended, or `None` while it runs.
+    pub(super) fn ended(&self) -> Option<&str> {
+        self.shared.ended.get().map(String::as_str)
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        Load {
+            running: read(&self.shared.running),
+            waiting: read(&self.shared.waiting),
+            pending_tokens: read(&self.shared.pending_tokens),
+            kv_used: read(&self.shared.kv_used),
+            kv_limit: read(&self.shared.kv_limit),
+        }
+    }
+
+    fn gone(&self) -> BackendError {
+        BackendError::Broken(format!("the engine has ended: {}", self.ended().unwrap_or("its thread is gone")))
+    }
+}
+
+struct Engine {
+    runner: Box<dyn StepRunner + Send>,
+    config: EngineConfig,
+    scheduler: Scheduler,
+    clients: HashMap<SequenceId, Client>,
+    next_id: SequenceId,
+    shared: Arc<Shared>,
+}
+
+/// Who waits for a sequence.
+enum Client {
+    Generation(Box<GenerationClient>),
+    Rows(RowsClient),
+}
+
+struct GenerationClient {
+    sender: GenerationSender,
+    sampler: Sampler,
+    stop_ids: Vec<u32>,
+    /// Tokens that may still be chosen.
+    left: usize,
+    submitted: Instant,
+    /// When its first step began.
+    began: Option<Instant>,
+    /// When its first id was chosen.
+    first: Option<Instant>,
+}
+
+struct RowsClient {
+    answer: oneshot::Sender<Result<FinRows, BackendError>>,
+    rows: Vec<bf16>,
+    /// Values that make the answer whole.
+    wanted: usize,
+}
+
+impl Client {
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Generation(client) => client.sender.is_cancelled(),
+            Self::Rows(client) => client.answer.is_closed(),
+        }
+    }
+
+    fn fail(self, error: BackendError) {
+        match self {
+            Self::Generation(client) => client.sender.send(Err(error)),
+            Self::Rows(client) => drop(client.answer.send(Err(error))),
+        }
+    }
+}
+
+impl Engine {
+    fn new(runner: Box<dyn StepRunner + Send>, config: EngineConfig, shared: Arc<Shared>) -> Self {
+        let scheduler = Scheduler::new(config.scheduler);
+        shared.kv_limit.store(scheduler.capacity(), Ordering::Relaxed);
+        Self {
+            runner,
+            config,
+            scheduler,
+            clients: HashMap::new(),
+            next_id: 0,
+            shared,
+        }
+    }
+
+    /// Works until every handle is gone.
+    fn serve(mut self, inbox: &mpsc::Receiver<Command>) {
+        loop {
+            if self.clients.is_empty() {
+                match inbox.recv() {
+                    Ok(command) => self.accept(command),
+                    Err(mpsc::RecvError) => return,
+                }
+            }
+            loop {
+                match inbox.try_recv() {
+                    Ok(command) => self.accept(command),
+                    Err(mpsc::TryRecvError::Empty) => break,
+                    Err(mpsc::TryRecvError::Disconnected) => return,
+                }
+            }
+            self.forget_cancelled();
+            self.step();
+            self.publish();
+        }
+    }
+
+    fn accept(&mut self, command: Command) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let outcome = match command {
+            Command::Generate(request, sender) => self.accept_generation(id, request, sender),
+            Command::Rows { tokens, from, answer } => self.accept_rows(id, tokens, from, answer),
+        };
+        match outcome {
+            Ok(client) => drop(self.clients.insert(id, client)),
+            Err((client, reason)) => client.fail(BackendError::Client(reason)),
+        }
+    }
+
+    fn accept_generation(
+        &mut self,
+        id: SequenceId,
+        request: GenerationRequest,
+        sender: GenerationSender,
+    ) -> Result<Client, (Client, String)> {
+        let room = self.config.context.saturating_sub(request.prompt.len());
+        let left = request.max_tokens.min(room);
+        let client = Client::Generation(Box::new(GenerationClient {
+            sender,
+            sampler: Sampler::new(request.sampling, &request.prompt),
+            stop_ids: request.stop_ids,
+            left,
+            submitted: Instant::now(),
+            began: None,
+            first: None,
+        }));
+        if request.max_tokens == 0 {
+            return Err((client, "an answer of 0 tokens was asked for; ask for at least 1".into()));
+        }
+        if let Err(reason) = self.check_tokens(&request.prompt, room) {
+            return Err((client, reason));
+        }
+        // The last chosen token is never read, so it takes no room in the cache.
+        let longest = request.prompt.len() + left - 1;
+        match self.scheduler.submit(id, request.prompt, longest, Wanted::Next) {
+            Ok(()) => Ok(client),
+            Err(too_long) => Err((client, too_long.to_string())),
+        }
+    }
+
+    fn accept_rows(
+        &mut self,
+        id: SequenceId,
+        tokens: Vec<u32>,
+        from: usize,
+        answer: oneshot::Sender<Result<FinRows, BackendError>>,
+    ) -> Result<Client, (Client, String)> {
+        let length = tokens.len();
+        let client = Client::Rows(RowsClient {
+            answer,
+            rows: Vec::new(),
+            wanted: length.saturating_sub(from) * self.config.hidden,
+        });
+        let room = (self.config.context + 1).saturating_sub(length);
+        if let Err(reason) = self.check_tokens(&tokens, room) {
+            return Err((client, reason));
+        }
+        if from >= length {
+            return Err((client, format!("rows from position {from} were asked of {length} tokens")));
+        }
+        match self.scheduler.submit(id, tokens, length, Wanted::RowsFrom(from)) {
+            Ok(()) => Ok(client),
+            Err(too_long) => Err((client, too_long.to_string())),
+        }
+    }
+
+    fn check_tokens(&self, tokens: &[u32], room: usize) -> Result<(), String> {
+        let EngineConfig { vocab, context, .. } = self.config;
+        if tokens.is_empty() {
+            return Err("the prompt has no tokens".into());
+        }
+        if room == 0 {
+            return Err(format!("{} tokens leave no room in a context of {context}", tokens.len()));
+        }
+        match tokens.iter().find(|&&id| id as usize >= vocab) {
+            Some(id) => Err(format!("token id {id} is outside the vocabulary of {vocab}")),
+            None => Ok(()),
+        }
+    }
+
+    fn forget_cancelled(&mut self) {
+        let gone: Vec<SequenceId> = self.clients.iter().filter(|(_, c)| c.is_gone()).map(|(&id, _)| id).collect();
+        for id in gone {
+            self.clients.remove(&id);
+            self.scheduler.remove(id);
+        }
+    }
+
+    fn step(&mut self) {
+        let Some((plan, uses)) = self.scheduler.plan() else { return };
+        let began = Instant::now();
+        let output = self.runner.run(&plan).and_then(|output| self.check_output(output, &uses));
+        let output = match output {
+            Ok(output) => output,
+            Err(reason) => return self.fail_all(&reason),
+        };
+        let StepOutput { fin, logits } = output;
+        let mut logits = logits.into_iter();
+        for (use_, row) in uses.iter().zip(fin.chunks_exact(self.config.hidden)) {
+            let logits = if use_.chooses { logits.next() } else { None };
+            let ended = match self.clients.get_mut(&use_.sequence) {
+                None => true,
+                Some(Client::Rows(client)) => {
+                    client.rows.extend_from_slice(row);
+                    client.rows.len() >= client.wanted
+                }
+                Some(Client::Generation(client)) => match client.advance(logits.unwrap_or_default(), row, began) {
+                    Some(token) => {
+                        self.scheduler.push(use_.sequence, token);
+                        false
+                    }
+                    None => true,
+                },
+            };
+            if ended {
+                self.scheduler.remove(use_.sequence);
+                if let Some(Client::Rows(client)) = self.clients.remove(&use_.sequence) {
+                    let rows = FinRows::new(self.config.hidden, client.rows);
+                    let _ = client.answer.send(rows.ok_or_else(|| BackendError::Broken("rows of no width".into())));
+                }
+            }
+        }
+    }
+
+    /// A runner that gives the wrong number of rows would silently shift every proof behind it.
+    fn check_output(&self, output: StepOutput, uses: &[RowUse]) -> Result<StepOutput, String> {
+        let chosen = uses.iter().filter(|use_| use_.chooses).count();
+        let (rows, want) = (output.fin.len(), uses.len() * self.config.hidden);
+        if rows != want || output.logits.len() != chosen {
+            return Err(format!(
+                "the model gave {rows} values of fin and {} rows of logits where {want} and {chosen} were planned",
+                output.logits.len()
+            ));
+        }
+        Ok(output)
+    }
+
+    /// A failed step leaves the caches of its sequences in an unknown state, and a step is all that runs.
+    fn fail_all(&mut self, reason: &str) {
+        tracing::error!(reason, "a step of the model failed; its requests end");
+        for (id, client) in std::mem::take(&mut self.clients) {
+            self.scheduler.remove(id);
+            client.fail(BackendError::Broken(reason.into()));
+        }
+    }
+
+    fn publish(&self) {
+        let (running, waiting, pending, used) = self.scheduler.load();
+        self.shared.running.store(running, Ordering::Relaxed);
+        self.shared.waiting.store(waiting, Ordering::Relaxed);
+        self.shared.pending_tokens.store(pending, Ordering::Relaxed);
+        self.shared.kv_used.store(used, Ordering::Relaxed);
+    }
+}
+
+impl GenerationClient {
+    /// Chooses the next id and tells the reader. `None` when the answer has ended.
+    fn advance(&mut self, logits: Vec<f32>, row: &[bf16], began: Instant) -> Option<u32> {
+        let Some(id) = self.sampler.choose(logits) else {
+            self.sender.send(Err(BackendError::Broken("the model gave no finite logit".into())));
+            return None;
+        };
+        let now = Instant::now();
+        let began = *self.began.get_or_insert(began);
+        let first = match self.first {
+            Some(first) => first,
+            None => {
+                self.sender.send(Ok(GenerationEvent::Started { cached_tokens: 0 }));
+                *self.first.insert(now)
+            }
+        };
+        let fin = FinRows::new(row.len(), row.to_vec())?;
+        self.sender.send(Ok(GenerationEvent::Tokens { ids: vec![id], fin }));
+        self.left = self.left.saturating_sub(1);
+        let reason = if self.stop_ids.contains(&id) {
+            StopReason::StopId(id)
+        } else if self.left == 0 {
+            StopReason::Length
+        } else {
+            return Some(id);
+        };
+        let timings = Timings {
+            queued: began.saturating_duration_since(self.submitted),
+            prefill: first.saturating_duration_since(began),
+            decode: now.saturating_duration_since(first),
+        };
+        self.sender.send(Ok(GenerationEvent::Finished { reason, timings }));
+        None
+    }
+}

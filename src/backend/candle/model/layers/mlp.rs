@@ -1,0 +1,36 @@
+//! The gated feed-forward block of llama-like models.
+
+use candle_core::{Result, Tensor};
+
+use super::Linear;
+use crate::backend::candle::weights::{LoadError, WeightSource};
+
+/// `down(silu(gate x) * up x)`.
+#[derive(Debug, Clone)]
+pub(in crate::backend::candle) struct Mlp {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl Mlp {
+    /// The three projections under `prefix` (`...gate_proj.weight` and so on).
+    pub(in crate::backend::candle) fn load(
+        weights: &dyn WeightSource,
+        prefix: &str,
+        hidden: usize,
+        intermediate: usize,
+    ) -> std::result::Result<Self, LoadError> {
+        Ok(Self {
+            gate: weights.linear(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
+            up: weights.linear(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
+            down: weights.linear(&format!("{prefix}.down_proj.weight"), hidden, intermediate)?,
+        })
+    }
+
+    /// `[rows, hidden]` to the same.
+    pub(in crate::backend::candle) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let gated = (candle_nn::ops::silu(&self.gate.forward(x)?)? * self.up.forward(x)?)?;
+        self.down.forward(&gated)
+    }
+}

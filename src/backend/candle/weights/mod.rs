@@ -1,0 +1,174 @@
+//! Weights from files to tensors.
+//!
+//! A model asks for its parts by their Hugging Face names; where those names come from (a folder of safetensors, a GGUF
+//! file) is behind [`WeightSource`]. Files are mapped, and only what a model asks for is read. A missing, misshapen or
+//! oddly typed tensor is an error with its name, never a guess.
+
+mod gguf;
+mod safetensors;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_core::{Device, Tensor};
+
+use super::model::layers::{Embedding, Linear};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::gguf::GgufError;
+
+pub(super) use self::gguf::GgufWeights;
+pub(super) use self::safetensors::SafetensorsWeights;
+
+/// Called while weights load, with bytes done and bytes in all.
+pub type ProgressFn = dyn Fn(u64, u64) + Send + Sync;
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The architecture is not one of ours.
+    #[error("the architecture {found:?} is not supported: {supported} are")]
+    Architecture {
+        /// What the checkpoint says.
+        found: String,
+        /// What there is.
+        supported: &'static str,
+    },
+    /// A configuration value is missing or out of range.
+    #[error("the checkpoint's configuration is wrong: {0}")]
+    Config(String),
+    /// The model uses something that this engine does not compute.
+    #[error("the checkpoint asks for {0}, which this engine does not compute")]
+    Unsupported(String),
+    /// A folder holds no weights.
+    #[error("no *.safetensors in {}: download the weights, not only the configuration", .0.display())]
+    NoWeights(PathBuf),
+    /// A weight file cannot be opened.
+    #[error("cannot open the weight file {}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A safetensors file is damaged.
+    #[error("the weight file {} is truncated or corrupt ({reason}); download it again", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What its header check says.
+        reason: String,
+    },
+    /// A GGUF file is damaged.
+    #[error("tensor {name} of {}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        source: GgufError,
+    },
+    /// A tensor that the model needs is not there.
+    #[error("the weights lack the tensor {name}: the download is incomplete, or the configuration is another model's")]
+    Missing {
+        /// Its name, as the files would spell it.
+        name: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor {name} has the shape {found:?}, the configuration says {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// What the configuration implies.
+        expected: Vec<usize>,
+        /// What the file holds.
+        found: Vec<usize>,
+    },
+    /// A tensor is of a type that this engine does not read.
+    #[error("tensor {name} is of type {found}, which this engine does not read ({supported} it does)")]
+    Dtype {
+        /// Its name.
+        name: String,
+        /// The type.
+        found: String,
+        /// The types that are read.
+        supported: &'static str,
+    },
+    /// The tensor library refused.
+    #[error("cannot make a tensor of {name}: {source}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// The library's reason.
+        source: candle_core::Error,
+    },
+}
+
+/// Where a model's parts come from. All products are f32 or quantised, on the source's device.
+pub(super) trait WeightSource {
+    /// Whether a tensor is there.
+    fn contains(&self, name: &str) -> bool;
+
+    /// A vector of `len` values as f32.
+    fn vector(&self, name: &str, len: usize) -> Result<Tensor, LoadError>;
+
+    /// A projection `[output, input]`.
+    fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError>;
+
+    /// A table of `vocab` rows of `hidden` values.
+    fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError>;
+}
+
+/// Opens the weights of a checkpoint.
+pub(super) fn open<'a>(
+    checkpoint: &'a Checkpoint,
+    heads: GgufHeads,
+    device: &Device,
+    progress: &'a ProgressFn,
+) -> Result<Box<dyn WeightSource + 'a>, LoadError> {
+    Ok(match checkpoint {
+        Checkpoint::Folder(folder) => Box::new(SafetensorsWeights::open(folder.path(), device, progress)?),
+        Checkpoint::Gguf(file) => Box::new(GgufWeights::open(file, heads, device, progress)),
+    })
+}
+
+/// Head counts, which the GGUF reader needs to undo that format's reordering of query and key rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GgufHeads {
+    pub(super) query: usize,
+    pub(super) key: usize,
+}
+
+/// Counts loaded bytes and tells whoever shows them.
+struct Progress<'a> {
+    done: AtomicU64,
+    total: u64,
+    tell: &'a ProgressFn,
+}
+
+impl<'a> Progress<'a> {
+    fn new(total: u64, tell: &'a ProgressFn) -> Self {
+        tell(0, total);
+        Self {
+            done: AtomicU64::new(0),
+            total,
+            tell,
+        }
+    }
+
+    fn add(&self, bytes: usize) {
+        let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        (self.tell)(done.min(self.total), self.total);
+    }
+}
+
+fn check_shape(name: &str, expected: &[usize], found: &[usize]) -> Result<(), LoadError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(LoadError::Shape {
+        name: name.into(),
+        expected: expected.into(),
+        found: found.into(),
+    })
+}

@@ -1,0 +1,149 @@
+//! Weights of a Hugging Face folder: one or many safetensors files, with or without an index.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use serde_json::Value;
+
+use super::{LoadError, Progress, ProgressFn, WeightSource, check_shape};
+use crate::backend::candle::model::layers::{Embedding, Linear};
+
+const READABLE: &str = "F32, F16 and BF16";
+
+/// A folder's tensors, found by name.
+pub(in crate::backend::candle) struct SafetensorsWeights<'a> {
+    files: Vec<MappedFile>,
+    /// Which file holds a tensor.
+    home: HashMap<String, usize>,
+    device: Device,
+    progress: Progress<'a>,
+}
+
+struct MappedFile {
+    map: Mmap,
+    metadata: Metadata,
+    /// Where tensor data starts.
+    data: usize,
+}
+
+impl<'a> SafetensorsWeights<'a> {
+    pub(super) fn open(folder: &Path, device: &Device, progress: &'a ProgressFn) -> Result<Self, LoadError> {
+        let mut files = Vec::new();
+        let mut home = HashMap::new();
+        let mut total = 0;
+        for path in weight_files(folder)? {
+            let file = MappedFile::open(&path)?;
+            total += file.map.len() as u64;
+            home.extend(file.metadata.tensors().into_keys().map(|name| (name, files.len())));
+            files.push(file);
+        }
+        Ok(Self {
+            files,
+            home,
+            device: device.clone(),
+            progress: Progress::new(total, progress),
+        })
+    }
+
+    /// A tensor as f32. On CPU all arithmetic is f32, so narrower weights widen once, here.
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        let missing = || LoadError::Missing { name: name.into() };
+        let file = self.home.get(name).and_then(|&at| self.files.get(at)).ok_or_else(missing)?;
+        let info = file.metadata.info(name).ok_or_else(missing)?;
+        check_shape(name, shape, &info.shape)?;
+        let dtype = match info.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            other => {
+                return Err(LoadError::Dtype {
+                    name: name.into(),
+                    found: format!("{other:?}"),
+                    supported: READABLE,
+                });
+            }
+        };
+        let (start, end) = info.data_offsets;
+        let bytes = file.map.get(file.data + start..file.data + end).ok_or_else(missing)?;
+        let tensor = Tensor::from_raw_buffer(bytes, dtype, shape, &self.device)
+            .and_then(|t| t.to_dtype(DType::F32))
+            .map_err(|source| LoadError::Tensor { name: name.into(), source })?;
+        self.progress.add(bytes.len());
+        Ok(tensor)
+    }
+}
+
+impl WeightSource for SafetensorsWeights<'_> {
+    fn contains(&self, name: &str) -> bool {
+        self.home.contains_key(name)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Tensor, LoadError> {
+        self.tensor(name, &[len])
+    }
+
+    fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
+        Ok(Linear::dense(self.tensor(name, &[output, input])?))
+    }
+
+    fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError> {
+        Ok(Embedding::dense(self.tensor(name, &[vocab, hidden])?))
+    }
+}
+
+impl MappedFile {
+    fn open(path: &Path) -> Result<Self, LoadError> {
+        let unopened = |source| LoadError::Open { path: path.into(), source };
+        let file = File::open(path).map_err(unopened)?;
+        // SAFETY: the map is read-only and private to this process; truncating the file under it would fault us, as it
+        // would any program that maps its models, and checkpoints are not edited in place. The golden tests read
+        // every weight through such maps.
+        let map = unsafe { Mmap::map(&file).map_err(unopened)? };
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| LoadError::Safetensors {
+            path: path.into(),
+            reason: format!("{e:?}"),
+        })?;
+        // Eight bytes of header length, the header, then data: the format's fixed preamble.
+        let data = header + 8;
+        Ok(Self { map, metadata, data })
+    }
+}
+
+/// The files of a folder: those that the index names, or all there are.
+fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let index = folder.join("model.safetensors.index.json");
+    let unopened = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| LoadError::Open { path, source }
+    };
+    let names: BTreeSet<PathBuf> = if index.exists() {
+        let bytes = fs::read(&index).map_err(unopened(&index))?;
+        let index_error = |reason: &str| LoadError::Safetensors {
+            path: index.clone(),
+            reason: reason.into(),
+        };
+        let value: Value = serde_json::from_slice(&bytes).map_err(|e| index_error(&e.to_string()))?;
+        let map = value.get("weight_map").and_then(Value::as_object).ok_or_else(|| index_error("it has no weight_map"))?;
+        map.values()
+            .map(|file| match file.as_str() {
+                // Only plain names: an index must not make us read outside its folder.
+                Some(name) if Path::new(name).file_name() == Some(name.as_ref()) => Ok(folder.join(name)),
+                _ => Err(index_error(&format!("weight_map names {file}, which is no file name"))),
+            })
+            .collect::<Result<_, _>>()?
+    } else {
+        fs::read_dir(folder)
+            .map_err(unopened(folder))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+            .collect()
+    };
+    if names.is_empty() {
+        return Err(LoadError::NoWeights(folder.into()));
+    }
+    Ok(names.into_iter().collect())
+}

@@ -1,0 +1,118 @@
+//! Text to ids and back, by the checkpoint's tokenizer.
+
+mod gguf;
+
+use std::path::PathBuf;
+
+use super::request::RequestError;
+use crate::checkpoint::Checkpoint;
+
+/// A checkpoint's tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+/// Why a checkpoint's tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// There is none.
+    #[error("no tokenizer at {}: download tokenizer.json into the model folder", path.display())]
+    Missing {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// It does not parse.
+    #[error("the tokenizer of {} cannot be read: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json`, or the vocabulary in a GGUF file's metadata.
+    ///
+    /// # Errors
+    /// When it is missing, does not parse or is of a kind that is not known here.
+    pub fn open(checkpoint: &Checkpoint) -> Result<Self, TokenizerError> {
+        let (path, json) = match checkpoint {
+            Checkpoint::Folder(folder) => {
+                let path = folder.tokenizer_file();
+                let bytes = std::fs::read(&path).map_err(|_| TokenizerError::Missing { path: path.clone() })?;
+                (path, bytes)
+            }
+            Checkpoint::Gguf(file) => {
+                let path = file.path().to_path_buf();
+                let json = gguf::tokenizer_json(file).map_err(|reason| TokenizerError::Invalid {
+                    path: path.clone(),
+                    reason,
+                })?;
+                (path, json.to_string().into_bytes())
+            }
+        };
+        let invalid = |reason: String| TokenizerError::Invalid {
+            path: path.clone(),
+            reason,
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| invalid(e.to_string()))?;
+        // Some files carry the settings of their training: a prompt must be neither cut nor padded.
+        inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
+        inner.with_padding(None);
+        Ok(Self { inner })
+    }
+
+    /// The ids of a rendered prompt. Added tokens in the text are recognised; nothing is added to it.
+    ///
+    /// # Errors
+    /// When the tokenizer has no ids for the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
+        let encoding = self.inner.encode_fast(text, false);
+        Ok(encoding.map_err(|e| RequestError::new(format!("the prompt cannot be tokenised: {e}")))?.get_ids().to_vec())
+    }
+
+    /// The text of ids. Control tokens (added tokens marked special) are left out, other added tokens stay; unknown ids
+    /// are skipped; bytes that are no UTF-8 become U+FFFD.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32]) -> String {
+        // Fails only in decoders that themselves refuse, which the byte-level ones never do.
+        self.inner.decode(ids, true).unwrap_or_default()
+    }
+
+    /// Whether an id has no text: a control token, or an id that is not in the vocabulary.
+    #[must_use]
+    pub fn is_silent(&self, id: u32) -> bool {
+        match self.inner.id_to_token(id) {
+            None => true,
+            Some(token) => self.inner.get_added_vocabulary().is_special_token(&token),
+        }
+    }
+
+    /// The id of a token, by its exact text.
+    #[must_use]
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+}
+
+#[cfg(test)]
+pub(in crate::chat) mod tests {
+    use super::*;
+
+    /// The byte-level tokenizer of the fixtures.
+    pub(in crate::chat) fn fixture() -> Tokenizer {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny-llama");
+        Tokenizer::open(&Checkpoint::open(path.as_ref()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn encodes_bytes_and_added_tokens_and_decodes_without_control_tokens() {
+        let tokenizer = fixture();
+        let ids = tokenizer.encode("<|im_start|>hé<think>ok</think><|im_end|>").unwrap();
+        assert_eq!(ids[0], tokenizer.id("<|im_start|>").unwrap());
+        assert_eq!(tokenizer.decode(&ids), "hé<think>ok</think>");
+        assert_eq!(tokenizer.decode(&[u32::MAX]), "");
+    }
+}

@@ -1,0 +1,136 @@
+//! The OpenAI-shaped objects that travel through the program: what a buyer reads back.
+//!
+//! Only shapes live here, no behaviour: `chat` fills them in, `protocol` carries them in frames and `gateway` hands
+//! them to buyers. Requests are not typed here; `chat::request` reads them leniently from JSON, because what buyers
+//! send is wider than any one schema.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A whole chat completion, the `output` of a response frame.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// `chatcmpl-...`, absent where a producer does not name its completions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Always `chat.completion` when present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// Seconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<u64>,
+    /// The served model's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// One element: this miner never answers `n > 1`.
+    pub choices: Vec<Choice>,
+    /// What the buyer is billed for.
+    pub usage: Usage,
+}
+
+/// One answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Position among the choices, from 0.
+    pub index: u32,
+    /// Why the answer ended: `stop`, `length` or `tool_calls`.
+    pub finish_reason: Option<FinishReason>,
+    /// The assistant's message.
+    pub message: Message,
+}
+
+/// Why an answer ended, in OpenAI's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn, or a stop string or stop id was met.
+    Stop,
+    /// The token budget or the context ended it.
+    Length,
+    /// The model ended its turn with tool calls.
+    ToolCalls,
+}
+
+/// An assistant message.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Always `assistant`.
+    pub role: String,
+    /// The text for the reader; `null` when there is none.
+    pub content: Option<String>,
+    /// The model's thoughts, when the model thinks aloud.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The calls the model asks for, in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<Value>>,
+}
+
+/// A piece of an assistant message, the `delta` of a chunk frame. Never carries a role or a finish reason.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Delta {
+    /// Text to append to `content`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// Text to append to `reasoning_content`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Pieces of tool calls, addressed by `index`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<Value>>,
+}
+
+impl Delta {
+    /// A delta of plain text.
+    #[must_use]
+    pub fn content(text: impl Into<String>) -> Self {
+        Self {
+            content: Some(text.into()),
+            ..Self::default()
+        }
+    }
+
+    /// True when appending this delta changes nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.content.as_deref().is_none_or(str::is_empty)
+            && self.reasoning_content.as_deref().is_none_or(str::is_empty)
+            && self.tool_calls.as_ref().is_none_or(Vec::is_empty)
+    }
+}
+
+/// Token counts of one request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the rendered prompt.
+    pub prompt_tokens: u64,
+    /// Tokens generated, the end-of-sequence token included: each has a proven row.
+    pub completion_tokens: u64,
+    /// The sum of the two.
+    pub total_tokens: u64,
+    /// How the prompt's tokens were had; absent when none came from a cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+/// Details of the prompt's tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptTokensDetails {
+    /// Tokens whose states came from a cache and were not computed again.
+    pub cached_tokens: u64,
+}
+
+impl Usage {
+    /// Counts for `prompt` tokens in, `cached` of them from a cache, and `completion` tokens out.
+    #[must_use]
+    pub fn new(prompt: u64, cached: u64, completion: u64) -> Self {
+        Self {
+            prompt_tokens: prompt,
+            completion_tokens: completion,
+            total_tokens: prompt.saturating_add(completion),
+            prompt_tokens_details: (cached > 0).then_some(PromptTokensDetails {
+                cached_tokens: cached.min(prompt),
+            }),
+        }
+    }
+}
