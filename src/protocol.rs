@@ -3,6 +3,8 @@
 //! Shapes only, no I/O. Reading is lenient (unknown keys are ignored, an unknown `type` becomes
 //! [`GatewayFrame::Unknown`]), because a gateway is newer than its miners; writing is exact.
 
+use std::fmt;
+
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
@@ -57,8 +59,8 @@ pub enum GatewayFrame {
 /// Who dials in, with what, and how much it takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The operator's secret key. Never log this frame.
-    pub miner_key: String,
+    /// The operator's secret key.
+    pub miner_key: MinerKey,
     /// The served model's name, for example `qwen3.6-35b-a3b`.
     pub model: String,
     /// 64 hex digits that name the checkpoint; see [`crate::checkpoint::model_root`].
@@ -78,6 +80,32 @@ pub struct Hello {
     pub hw: Hardware,
     /// What the worker takes.
     pub capacity: HelloCapacity,
+}
+
+/// An operator's secret. It crosses the wire in a hello and shows itself nowhere else: its `Debug` form is blank, it has
+/// no `Display`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MinerKey(String);
+
+impl MinerKey {
+    /// Wraps a key.
+    #[must_use]
+    pub fn new(key: impl Into<String>) -> Self {
+        Self(key.into())
+    }
+
+    /// True where there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for MinerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MinerKey(..)")
+    }
 }
 
 /// The machine behind a worker. Shown to people; nothing routes by it.
@@ -110,12 +138,15 @@ pub struct HelloCapacity {
     /// The whole worker's, undivided, the same on every leg.
     #[serde(default)]
     pub max_inflight_total: Option<usize>,
-    /// Longest prompt, tokens.
-    pub max_input_tokens: usize,
+    /// Longest prompt, tokens. Miners of other lanes leave this and the next two out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_input_tokens: Option<usize>,
     /// Longest answer, tokens.
-    pub max_output_tokens: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<usize>,
     /// Longest time for a request, seconds.
-    pub max_request_s: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_request_s: Option<f64>,
 }
 
 /// The load of a worker.
@@ -309,7 +340,11 @@ pub struct Meta {
 #[must_use]
 pub fn leg_url(gateway: &str, index: usize, legs: usize) -> String {
     let base = gateway.trim_end_matches('/');
-    if legs <= 1 { base.to_owned() } else { format!("{base}/{index}") }
+    if legs <= 1 {
+        base.to_owned()
+    } else {
+        format!("{base}/{index}")
+    }
 }
 
 /// The address of `/meta` for a gateway's websocket address (`ws` becomes `http`, `wss` becomes `https`).
@@ -333,9 +368,9 @@ fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Co
     }
     match Option::<Field>::deserialize(deserializer)? {
         Some(Field::Full(commitment)) => Ok(Some(commitment)),
-        Some(Field::Empty(fields)) if !fields.is_empty() => {
-            Err(serde::de::Error::custom("the commitment lacks fields of a TOPLOC commitment"))
-        }
+        Some(Field::Empty(fields)) if !fields.is_empty() => Err(serde::de::Error::custom(
+            "the commitment lacks fields of a TOPLOC commitment",
+        )),
         _ => Ok(None),
     }
 }
@@ -358,7 +393,8 @@ mod tests {
         assert_eq!(frame(json!({"type": "ping"})), GatewayFrame::Ping);
         assert_eq!(frame(json!({"type": "reconnect"})), GatewayFrame::Reconnect);
         assert_eq!(frame(json!({"type": "rebalance", "x": 1})), GatewayFrame::Unknown);
-        let GatewayFrame::Serve(serve) = frame(json!({"type": "serve", "corr_id": "c-41", "request": {"max_tokens": 4}}))
+        let GatewayFrame::Serve(serve) =
+            frame(json!({"type": "serve", "corr_id": "c-41", "request": {"max_tokens": 4}}))
         else {
             panic!("a serve frame")
         };
@@ -368,7 +404,7 @@ mod tests {
     #[test]
     fn writes_the_hello_of_the_protocol() {
         let hello = MinerFrame::Hello(Box::new(Hello {
-            miner_key: "mk-EXAMPLE".into(),
+            miner_key: MinerKey::new("mk-EXAMPLE"),
             model: "qwen3.6-35b-a3b".into(),
             model_root: "0".repeat(64),
             versions: Map::new(),
@@ -379,13 +415,15 @@ mod tests {
             capacity: HelloCapacity {
                 max_inflight: 3,
                 max_inflight_total: Some(24),
-                max_input_tokens: 229_376,
-                max_output_tokens: 32_768,
-                max_request_s: 1800.0,
+                max_input_tokens: Some(229_376),
+                max_output_tokens: Some(32_768),
+                max_request_s: Some(1800.0),
             },
         }));
+        assert!(!format!("{hello:?}").contains("mk-"), "a hello does not show its key");
         let value = serde_json::to_value(hello).unwrap();
         assert_eq!(value["type"], "hello");
+        assert_eq!(value["miner_key"], "mk-EXAMPLE");
         assert_eq!(value["versions"], json!({}));
         assert_eq!(
             value["capacity"],

@@ -118,7 +118,10 @@ impl ModelSpec {
     /// # Errors
     /// When it cannot be read or does not parse.
     pub fn from_file(path: &Path) -> Result<Self, SpecError> {
-        let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read { path: path.into(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read {
+            path: path.into(),
+            source,
+        })?;
         Self::parse(&text, &path.display().to_string())
     }
 
@@ -128,12 +131,19 @@ impl ModelSpec {
             reason,
         };
         let spec: Self = toml::from_str(text).map_err(|e| invalid(e.to_string()))?;
-        let positive = [spec.context, spec.max_input_tokens, spec.max_output_tokens, spec.toploc.k];
+        let positive = [
+            spec.context,
+            spec.max_input_tokens,
+            spec.max_output_tokens,
+            spec.toploc.k,
+        ];
         if positive.contains(&0) || !spec.max_request_s.is_finite() || spec.max_request_s <= 0.0 {
             return Err(invalid("limits and toploc.k must be above 0".into()));
         }
         if !(0.0..=1.0).contains(&spec.toploc.p) || spec.toploc.v > spec.toploc.k {
-            return Err(invalid("toploc.p must be within 0 to 1, and toploc.v at most toploc.k".into()));
+            return Err(invalid(
+                "toploc.p must be within 0 to 1, and toploc.v at most toploc.k".into(),
+            ));
         }
         Ok(spec)
     }
@@ -146,7 +156,10 @@ mod tests {
     #[test]
     fn the_served_model_has_the_promised_limits() {
         let spec = ModelSpec::named("qwen3.6-35b-a3b").unwrap();
-        assert_eq!((spec.context, spec.max_input_tokens, spec.max_output_tokens), (262_144, 229_376, 32_768));
+        assert_eq!(
+            (spec.context, spec.max_input_tokens, spec.max_output_tokens),
+            (262_144, 229_376, 32_768)
+        );
         assert_eq!(spec.max_request_s, 1800.0);
         assert_eq!(spec.toploc, ToplocSpec { k: 128, v: 40, p: 0.99 });
         assert_eq!(spec.tool_parser, Some(ToolParser::Qwen3Coder));

@@ -73,7 +73,10 @@ impl Answer {
 
 impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer").field("detokenizer", &self.detokenizer).field("stop", &self.stop).finish_non_exhaustive()
+        f.debug_struct("Answer")
+            .field("detokenizer", &self.detokenizer)
+            .field("stop", &self.stop)
+            .finish_non_exhaustive()
     }
 }
 

@@ -55,7 +55,10 @@ impl Detokenizer {
             return String::new();
         }
         // A model that writes no valid text: give out all but the end, which may still become a character.
-        let piece = text.get(self.given..text.len() - REPLACEMENT.len_utf8()).unwrap_or_default().to_owned();
+        let piece = text
+            .get(self.given..text.len() - REPLACEMENT.len_utf8())
+            .unwrap_or_default()
+            .to_owned();
         self.move_window(self.window.len() - LONGEST_CHARACTER);
         self.given = self.given.saturating_sub(REPLACEMENT.len_utf8());
         piece
@@ -119,7 +122,13 @@ mod tests {
             // Others are mostly control tokens, which have no text, and an unknown id.
             let low = [0, 0x80, 380][round % 3];
             let ids: Vec<u32> = (0..length)
-                .map(|_| if rng.random_bool(0.2) { rng.random_range(0..256) } else { rng.random_range(low..385) })
+                .map(|_| {
+                    if rng.random_bool(0.2) {
+                        rng.random_range(0..256)
+                    } else {
+                        rng.random_range(low..385)
+                    }
+                })
                 .collect();
             assert_eq!(pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids), "{ids:?}");
         }

@@ -84,7 +84,11 @@ impl ChatModel {
     /// Starts the assembly of an answer.
     #[must_use]
     pub fn answer(&self, request: &ChatRequest) -> Answer {
-        Answer::new(Arc::clone(&self.tokenizer), request.stop.clone(), Box::new(PlainText::default()))
+        Answer::new(
+            Arc::clone(&self.tokenizer),
+            request.stop.clone(),
+            Box::new(PlainText::default()),
+        )
     }
 
     /// The tokenizer itself.

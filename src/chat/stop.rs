@@ -29,7 +29,15 @@ impl StopFilter {
                 self.stopped = true;
                 at
             }
-            None => self.held.len() - self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0),
+            None => {
+                self.held.len()
+                    - self
+                        .stops
+                        .iter()
+                        .map(|stop| overlap(&self.held, stop))
+                        .max()
+                        .unwrap_or(0)
+            }
         };
         let rest = self.held.split_off(certain);
         std::mem::replace(&mut self.held, rest)
@@ -42,14 +50,21 @@ impl StopFilter {
 
     /// What was held back, once no more text comes.
     pub(super) fn finish(&mut self) -> String {
-        if self.stopped { String::new() } else { std::mem::take(&mut self.held) }
+        if self.stopped {
+            String::new()
+        } else {
+            std::mem::take(&mut self.held)
+        }
     }
 }
 
 /// Bytes at the end of `text` that begin `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
-    (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
+    (1..=longest)
+        .rev()
+        .find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n]))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -72,7 +87,10 @@ mod tests {
 
     #[test]
     fn what_only_began_like_a_stop_is_shown_in_the_end() {
-        assert_eq!(run(&["END"], &["one EN", "E", "N"]), (vec!["one ".into(), "EN".into(), "".into(), "EN".into()], false));
+        assert_eq!(
+            run(&["END"], &["one EN", "E", "N"]),
+            (vec!["one ".into(), "EN".into(), "".into(), "EN".into()], false)
+        );
     }
 
     #[test]

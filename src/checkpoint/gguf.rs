@@ -66,7 +66,9 @@ pub enum GgufError {
     #[error("GGUF version {0} is not supported (2 and 3 are); convert the file anew")]
     Version(u32),
     /// The header promises more than the file holds.
-    #[error("the file is truncated or corrupt: {what} needs {needed} bytes at offset {at}, the file has {size}; download it again")]
+    #[error(
+        "the file is truncated or corrupt: {what} needs {needed} bytes at offset {at}, the file has {size}; download it again"
+    )]
     Truncated {
         /// What was being read.
         what: String,
@@ -325,7 +327,8 @@ impl<'a> Reader<'a> {
         let mut shape = Vec::new();
         for _ in 0..dimensions {
             let size = self.u64(name)?;
-            let size = usize::try_from(size).map_err(|_| GgufError::Corrupt(format!("tensor {name} has a side of {size}")))?;
+            let size =
+                usize::try_from(size).map_err(|_| GgufError::Corrupt(format!("tensor {name} has a side of {size}")))?;
             shape.push(size);
         }
         shape.reverse();

@@ -102,8 +102,14 @@ impl Checkpoint {
                 });
             }
             let file = GgufFile::open(path).map_err(|source| match source {
-                GgufError::Io(source) => CheckpointError::Read { path: path.into(), source },
-                source => CheckpointError::Gguf { path: path.into(), source },
+                GgufError::Io(source) => CheckpointError::Read {
+                    path: path.into(),
+                    source,
+                },
+                source => CheckpointError::Gguf {
+                    path: path.into(),
+                    source,
+                },
             })?;
             return Ok(Self::Gguf(Arc::new(file)));
         }
@@ -150,12 +156,16 @@ impl Checkpoint {
     #[must_use]
     pub fn end_ids(&self) -> Vec<u32> {
         let mut ids = match self {
-            Self::Folder(folder) => [Some(&folder.config), folder.config.get("text_config"), folder.generation_config.as_ref()]
-                .into_iter()
-                .flatten()
-                .filter_map(|config| config.get("eos_token_id"))
-                .flat_map(token_ids)
-                .collect::<Vec<_>>(),
+            Self::Folder(folder) => [
+                Some(&folder.config),
+                folder.config.get("text_config"),
+                folder.generation_config.as_ref(),
+            ]
+            .into_iter()
+            .flatten()
+            .filter_map(|config| config.get("eos_token_id"))
+            .flat_map(token_ids)
+            .collect::<Vec<_>>(),
             Self::Gguf(file) => ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"]
                 .into_iter()
                 .filter_map(|key| file.u64(key))
@@ -236,7 +246,10 @@ fn embedded_template(value: &Value) -> Option<String> {
     if let Some(text) = value.as_str() {
         return Some(text.to_owned());
     }
-    let default = value.as_array()?.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"))?;
+    let default = value
+        .as_array()?
+        .iter()
+        .find(|t| t.get("name").and_then(Value::as_str) == Some("default"))?;
     Some(default.get("template")?.as_str()?.to_owned())
 }
 
@@ -254,11 +267,19 @@ fn read_json(path: &Path) -> Result<Option<Value>, CheckpointError> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(CheckpointError::Read { path: path.into(), source }),
+        Err(source) => {
+            return Err(CheckpointError::Read {
+                path: path.into(),
+                source,
+            });
+        }
     };
     match serde_json::from_slice(&bytes) {
         Ok(value) => Ok(Some(value)),
-        Err(source) => Err(CheckpointError::Json { path: path.into(), source }),
+        Err(source) => Err(CheckpointError::Json {
+            path: path.into(),
+            source,
+        }),
     }
 }
 
@@ -277,7 +298,10 @@ mod tests {
     #[test]
     fn end_ids_are_the_union_of_all_files() {
         let dir = folder(&[
-            ("config.json", r#"{"eos_token_id": 7, "text_config": {"eos_token_id": 9}}"#),
+            (
+                "config.json",
+                r#"{"eos_token_id": 7, "text_config": {"eos_token_id": 9}}"#,
+            ),
             ("generation_config.json", r#"{"eos_token_id": [5, 7]}"#),
         ]);
         assert_eq!(Checkpoint::open(dir.path()).unwrap().end_ids(), [5, 7, 9]);
@@ -293,9 +317,20 @@ mod tests {
         );
         let dir = folder(&[config, embedded]);
         let found = Checkpoint::open(dir.path()).unwrap().template().unwrap().unwrap();
-        assert_eq!((found.template.as_str(), found.eos_token.as_deref(), found.bos_token), ("D", Some("<e>"), None));
+        assert_eq!(
+            (found.template.as_str(), found.eos_token.as_deref(), found.bos_token),
+            ("D", Some("<e>"), None)
+        );
         let dir = folder(&[config, embedded, ("chat_template.jinja", "F")]);
-        assert_eq!(Checkpoint::open(dir.path()).unwrap().template().unwrap().unwrap().template, "F");
+        assert_eq!(
+            Checkpoint::open(dir.path())
+                .unwrap()
+                .template()
+                .unwrap()
+                .unwrap()
+                .template,
+            "F"
+        );
     }
 
     #[test]

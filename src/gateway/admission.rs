@@ -1,9 +1,7 @@
 //! Judges a leg's hello.
 
+use crate::protocol::{Hello, MinerFrame, MinerKey};
 use serde_json::Value;
-
-use super::config::MinerKey;
-use crate::protocol::{Hello, MinerFrame};
 
 /// Reads and judges the first frame of a leg.
 ///
@@ -16,7 +14,7 @@ pub(super) fn judge(first_frame: &str, key: Option<&MinerKey>) -> Result<Hello, 
         Ok(_) => return Err("the first frame must be a hello".to_owned()),
         Err(error) => return Err(unreadable(first_frame, &error)),
     };
-    if key.is_some_and(|key| !key.admits(&hello.miner_key)) {
+    if key.is_some_and(|key| *key != hello.miner_key) {
         return Err("unknown miner key".to_owned());
     }
     let fault = if hello.model.is_empty() {

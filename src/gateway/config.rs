@@ -1,8 +1,9 @@
 //! What a gateway is told before it starts.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
+
+use crate::protocol::MinerKey;
 
 /// Legs that a miner is told to dial: production runs this many gateway workers.
 pub const DEFAULT_LEGS: usize = 8;
@@ -43,29 +44,6 @@ impl GatewayConfig {
             request_timeout: REQUEST_TIMEOUT,
             free_leg_wait: FREE_LEG_WAIT,
         }
-    }
-}
-
-/// A miner's key. It does not show itself in logs.
-#[derive(Clone, PartialEq, Eq)]
-pub struct MinerKey(String);
-
-impl MinerKey {
-    /// Wraps a key.
-    #[must_use]
-    pub fn new(key: impl Into<String>) -> Self {
-        Self(key.into())
-    }
-
-    /// True when `offered` is this key.
-    pub(super) fn admits(&self, offered: &str) -> bool {
-        self.0 == offered
-    }
-}
-
-impl fmt::Debug for MinerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MinerKey(..)")
     }
 }
 

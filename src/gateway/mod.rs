@@ -28,7 +28,7 @@ mod ticket;
 #[cfg(test)]
 mod tests;
 
-pub use config::{DEFAULT_LEGS, FREE_LEG_WAIT, GatewayConfig, MAX_LEGS, MinerKey, REQUEST_TIMEOUT};
+pub use config::{DEFAULT_LEGS, FREE_LEG_WAIT, GatewayConfig, MAX_LEGS, REQUEST_TIMEOUT};
 pub use error::GatewayError;
 pub use handle::{GatewayHandle, GatewayStatus, LegStatus};
 pub use server::Gateway;

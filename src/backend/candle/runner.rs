@@ -26,7 +26,11 @@ impl ModelRunner {
         let Some(fin) = self.model.forward(plan, &self.caches)? else {
             return Ok(None);
         };
-        let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, o)| o.logits).map(|(at, _)| at).collect();
+        let wanted: Vec<u32> = (0_u32..)
+            .zip(&plan.outputs)
+            .filter(|(_, o)| o.logits)
+            .map(|(at, _)| at)
+            .collect();
         let logits = if wanted.is_empty() {
             Vec::new()
         } else {

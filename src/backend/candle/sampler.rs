@@ -23,7 +23,11 @@ impl Sampler {
     pub(super) fn new(params: SamplingParams, prompt: &[u32]) -> Self {
         let seed = params.seed.unwrap_or_else(|| rand::rng().random());
         // The prompt matters to the repetition penalty alone; without one, its ids need no memory.
-        let remembered = if params.repetition_penalty == 1.0 { &[][..] } else { prompt };
+        let remembered = if params.repetition_penalty == 1.0 {
+            &[][..]
+        } else {
+            prompt
+        };
         Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             seen: remembered.iter().map(|&id| (id, 0)).collect(),
@@ -53,7 +57,9 @@ impl Sampler {
     fn penalise(&self, logits: &mut [f32]) {
         let p = &self.params;
         for (&id, &count) in &self.seen {
-            let Some(logit) = logits.get_mut(id as usize) else { continue };
+            let Some(logit) = logits.get_mut(id as usize) else {
+                continue;
+            };
             if *logit > 0.0 {
                 *logit /= p.repetition_penalty;
             } else {
@@ -158,7 +164,10 @@ mod tests {
             let want = f64::from(logits[id]).exp() / sum;
             assert!((found - want).abs() < 0.03, "id {id}: {found} for {want}");
         }
-        let cold = SamplingParams { temperature: 0.5, ..seeded() };
+        let cold = SamplingParams {
+            temperature: 0.5,
+            ..seeded()
+        };
         let want = 4_f64.exp() / (1.0 + 2_f64.exp() + 4_f64.exp());
         assert!((frequencies(&cold, &logits)[2] - want).abs() < 0.03);
     }
@@ -171,11 +180,41 @@ mod tests {
             let found = frequencies(&params, &logits);
             (0..4).filter(|&id| found[id] > 0.0).collect()
         };
-        assert_eq!(chosen(SamplingParams { top_k: Some(2), ..seeded() }), [0, 1]);
-        assert_eq!(chosen(SamplingParams { top_p: 0.65, ..seeded() }), [0, 1]);
-        assert_eq!(chosen(SamplingParams { top_p: 0.75, ..seeded() }), [0, 1, 2]);
-        assert_eq!(chosen(SamplingParams { min_p: 0.45, ..seeded() }), [0, 1, 2]);
-        assert_eq!(chosen(SamplingParams { min_p: 0.55, ..seeded() }), [0, 1]);
+        assert_eq!(
+            chosen(SamplingParams {
+                top_k: Some(2),
+                ..seeded()
+            }),
+            [0, 1]
+        );
+        assert_eq!(
+            chosen(SamplingParams {
+                top_p: 0.65,
+                ..seeded()
+            }),
+            [0, 1]
+        );
+        assert_eq!(
+            chosen(SamplingParams {
+                top_p: 0.75,
+                ..seeded()
+            }),
+            [0, 1, 2]
+        );
+        assert_eq!(
+            chosen(SamplingParams {
+                min_p: 0.45,
+                ..seeded()
+            }),
+            [0, 1, 2]
+        );
+        assert_eq!(
+            chosen(SamplingParams {
+                min_p: 0.55,
+                ..seeded()
+            }),
+            [0, 1]
+        );
         assert_eq!(chosen(SamplingParams { top_p: 0.0, ..seeded() }), [0]);
     }
 
@@ -183,7 +222,10 @@ mod tests {
     fn a_seed_repeats_and_another_differs() {
         let logits = vec![0.0; 50];
         let run = |seed| {
-            let mut s = sampler(SamplingParams { seed: Some(seed), ..seeded() });
+            let mut s = sampler(SamplingParams {
+                seed: Some(seed),
+                ..seeded()
+            });
             (0..20).map(|_| s.choose(logits.clone()).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(1));
@@ -193,13 +235,20 @@ mod tests {
     #[test]
     fn penalties_push_seen_ids_down() {
         // Repetition counts the prompt (id 2): 3.0 / 2 falls below 2.0.
-        let mut s = sampler(SamplingParams { repetition_penalty: 2.0, ..SamplingParams::default() });
+        let mut s = sampler(SamplingParams {
+            repetition_penalty: 2.0,
+            ..SamplingParams::default()
+        });
         assert_eq!(s.choose(vec![0.0, 2.0, 3.0]), Some(1));
         assert_eq!(s.choose(vec![0.0, 2.0, 1.9]), Some(1), "2.0 / 2 against 1.9 / 2");
         // A negative logit is multiplied.
         assert_eq!(s.choose(vec![-1.5, -1.0, -1.0]), Some(0));
         // Presence and frequency count the answer alone.
-        let mut s = sampler(SamplingParams { presence_penalty: 0.5, frequency_penalty: 1.0, ..SamplingParams::default() });
+        let mut s = sampler(SamplingParams {
+            presence_penalty: 0.5,
+            frequency_penalty: 1.0,
+            ..SamplingParams::default()
+        });
         let chosen: Vec<u32> = (0..3).map(|_| s.choose(vec![0.0, 1.0, 2.0]).unwrap()).collect();
         assert_eq!(chosen, [2, 1, 2]);
     }

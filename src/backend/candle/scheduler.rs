@@ -183,7 +183,9 @@ impl Scheduler {
     /// it had to give way itself.
     fn reserve(&mut self, at: usize, chunk: usize) -> bool {
         loop {
-            let Some(sequence) = self.running.get_mut(at) else { return false };
+            let Some(sequence) = self.running.get_mut(at) else {
+                return false;
+            };
             let needed = (sequence.computed + chunk).div_ceil(BLOCK_TOKENS);
             if sequence.blocks.len() >= needed {
                 return true;
@@ -192,7 +194,9 @@ impl Scheduler {
                 sequence.blocks.push(block);
                 continue;
             }
-            let Some(mut youngest) = self.running.pop() else { return false };
+            let Some(mut youngest) = self.running.pop() else {
+                return false;
+            };
             self.allocator.give_back(youngest.blocks.drain(..));
             youngest.computed = 0;
             self.waiting.push_front(youngest);
@@ -203,7 +207,10 @@ impl Scheduler {
 impl Sequence {
     /// Blocks that reading all its tokens will still take.
     fn missing_blocks(&self) -> usize {
-        self.tokens.len().div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
+        self.tokens
+            .len()
+            .div_ceil(BLOCK_TOKENS)
+            .saturating_sub(self.blocks.len())
     }
 
     /// Adds its next `chunk` tokens to a plan.
@@ -213,7 +220,8 @@ impl Sequence {
             plan.tokens.push(self.tokens[position]);
             plan.positions.push(position as u32);
             let block = self.blocks[position / BLOCK_TOKENS];
-            plan.slots.push(block * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32);
+            plan.slots
+                .push(block * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32);
             let chooses = self.wanted == Wanted::Next && position + 1 == self.tokens.len();
             let listed = match &mut self.wanted {
                 Wanted::RowsFrom(from) if position >= *from => {
@@ -243,8 +251,8 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand_chacha::ChaCha8Rng;
     use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
     use std::collections::{HashMap, HashSet};
 
     fn scheduler(max_running: usize, prefill_chunk: usize, blocks: u32) -> Scheduler {
@@ -262,8 +270,17 @@ mod tests {
         let (plan, uses) = s.plan().unwrap();
         assert_eq!((plan.tokens.as_slice(), uses.len()), ([10, 11, 12, 13].as_slice(), 0));
         let (plan, uses) = s.plan().unwrap();
-        assert_eq!((plan.tokens.as_slice(), plan.positions.as_slice()), ([14, 15].as_slice(), [4, 5].as_slice()));
-        assert_eq!(uses, [RowUse { sequence: 1, chooses: true }]);
+        assert_eq!(
+            (plan.tokens.as_slice(), plan.positions.as_slice()),
+            ([14, 15].as_slice(), [4, 5].as_slice())
+        );
+        assert_eq!(
+            uses,
+            [RowUse {
+                sequence: 1,
+                chooses: true
+            }]
+        );
         assert!(s.plan().is_none(), "nothing to do until a token is chosen");
         s.push(1, 99);
         assert_eq!(s.plan().unwrap().0.tokens, [99]);
@@ -284,7 +301,10 @@ mod tests {
     #[test]
     fn what_can_never_fit_is_refused() {
         let mut s = scheduler(2, 4, 2);
-        assert_eq!(s.submit(1, vec![0], 33, Wanted::Next), Err(TooLong { wanted: 33, limit: 32 }));
+        assert_eq!(
+            s.submit(1, vec![0], 33, Wanted::Next),
+            Err(TooLong { wanted: 33, limit: 32 })
+        );
         assert!(s.submit(1, vec![0], 32, Wanted::Next).is_ok());
     }
 
@@ -356,7 +376,10 @@ mod tests {
         for span in &plan.spans {
             let rows: Vec<u32> = plan.tokens[span.rows.clone()].to_vec();
             let at = span.context..span.context + rows.len();
-            assert!(text.values().any(|t| t.get(at.clone()) == Some(&rows)), "seed {seed}: tokens of no sequence");
+            assert!(
+                text.values().any(|t| t.get(at.clone()) == Some(&rows)),
+                "seed {seed}: tokens of no sequence"
+            );
             for (row, position) in span.rows.clone().zip(at) {
                 let slot = span.blocks[position / BLOCK_TOKENS] as usize * BLOCK_TOKENS + position % BLOCK_TOKENS;
                 assert_eq!(plan.slots[row] as usize, slot);

@@ -19,8 +19,12 @@ const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L
 /// # Errors
 /// A reason, when metadata is missing or of a kind that is not known here.
 pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, String> {
-    let kind = file.str("tokenizer.ggml.model").ok_or("tokenizer.ggml.model is missing")?;
-    let tokens = file.strings("tokenizer.ggml.tokens").ok_or("tokenizer.ggml.tokens is missing or no list of texts")?;
+    let kind = file
+        .str("tokenizer.ggml.model")
+        .ok_or("tokenizer.ggml.model is missing")?;
+    let tokens = file
+        .strings("tokenizer.ggml.tokens")
+        .ok_or("tokenizer.ggml.tokens is missing or no list of texts")?;
     let types: Vec<u64> = match file.array("tokenizer.ggml.token_type") {
         None => vec![NORMAL; tokens.len()],
         Some(types) => types.iter().map(|kind| as_u64(kind).unwrap_or(NORMAL)).collect(),
@@ -42,7 +46,11 @@ pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, String> {
     let form = match kind {
         "gpt2" => byte_level(file)?,
         "llama" => sentence_piece(file, &tokens, &types, &vocab)?,
-        other => return Err(format!("the tokenizer model {other:?} is not known: gpt2 and llama are")),
+        other => {
+            return Err(format!(
+                "the tokenizer model {other:?} is not known: gpt2 and llama are"
+            ));
+        }
     };
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null, "post_processor": null, "added_tokens": added,
@@ -66,7 +74,9 @@ struct Form {
 
 /// Byte-level pairs with an explicit list of merges, as GPT-2 has them.
 fn byte_level(file: &GgufFile) -> Result<Form, String> {
-    let merges = file.strings("tokenizer.ggml.merges").ok_or("tokenizer.ggml.merges is missing or no list of texts")?;
+    let merges = file
+        .strings("tokenizer.ggml.merges")
+        .ok_or("tokenizer.ggml.merges is missing or no list of texts")?;
     let merges = merges
         .into_iter()
         .map(|pair| match pair.split_once(' ') {
@@ -107,7 +117,9 @@ fn sentence_piece(
     types: &[u64],
     vocab: &HashMap<&str, usize>,
 ) -> Result<Form, String> {
-    let scores = file.array("tokenizer.ggml.scores").ok_or("tokenizer.ggml.scores is missing")?;
+    let scores = file
+        .array("tokenizer.ggml.scores")
+        .ok_or("tokenizer.ggml.scores is missing")?;
     if scores.len() != tokens.len() {
         return Err(format!("{} scores for {} tokens", scores.len(), tokens.len()));
     }
@@ -144,12 +156,18 @@ fn sentence_piece(
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
     let unknown = file.u64("tokenizer.ggml.unknown_token_id").unwrap_or(0);
-    let unknown = usize::try_from(unknown).ok().and_then(|id| tokens.get(id)).map(|token| (*token).to_owned());
+    let unknown = usize::try_from(unknown)
+        .ok()
+        .and_then(|id| tokens.get(id))
+        .map(|token| (*token).to_owned());
     Ok(Form {
         normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
         pre_tokenizer: Value::Null,
         decoder: json!({"type": "Sequence", "decoders": decoders}),
-        merges: order.into_iter().map(|at| (pieces[at].0.to_owned(), pieces[at].1.to_owned())).collect(),
+        merges: order
+            .into_iter()
+            .map(|at| (pieces[at].0.to_owned(), pieces[at].1.to_owned()))
+            .collect(),
         unknown,
         byte_fallback: true,
         ignore_merges: false,

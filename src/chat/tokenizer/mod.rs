@@ -70,7 +70,10 @@ impl Tokenizer {
     /// When the tokenizer has no ids for the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
         let encoding = self.inner.encode_fast(text, false);
-        Ok(encoding.map_err(|e| RequestError::new(format!("the prompt cannot be tokenised: {e}")))?.get_ids().to_vec())
+        Ok(encoding
+            .map_err(|e| RequestError::new(format!("the prompt cannot be tokenised: {e}")))?
+            .get_ids()
+            .to_vec())
     }
 
     /// The text of ids. Control tokens (added tokens marked special) are left out, other added tokens stay; unknown ids

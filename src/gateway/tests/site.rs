@@ -10,7 +10,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::fake_miner::{FakeMiner, hello};
-use crate::gateway::{Gateway, GatewayConfig, GatewayError, GatewayHandle, MinerKey};
+use crate::gateway::{Gateway, GatewayConfig, GatewayError, GatewayHandle};
+use crate::protocol::MinerKey;
 
 /// A test that waits this long has failed; no test waits for it to pass.
 const TEST_PATIENCE: Duration = Duration::from_secs(60);

@@ -108,7 +108,11 @@ impl DecoderConfig {
                 return Err(LoadError::Unsupported(format!("{key} = true")));
             }
         }
-        if let Some(other) = json.get("hidden_act").and_then(Value::as_str).filter(|act| *act != "silu") {
+        if let Some(other) = json
+            .get("hidden_act")
+            .and_then(Value::as_str)
+            .filter(|act| *act != "silu")
+        {
             return Err(LoadError::Unsupported(format!("the activation {other:?}")));
         }
         let hidden = config.count("hidden_size")?;
@@ -176,7 +180,10 @@ impl DecoderConfig {
         } else {
             hidden / heads
         };
-        if file.u64(&key("rope.dimension_count")).is_some_and(|turned| turned != head_dim as u64) {
+        if file
+            .u64(&key("rope.dimension_count"))
+            .is_some_and(|turned| turned != head_dim as u64)
+        {
             return Err(LoadError::Unsupported("rotation of a part of each head".into()));
         }
         let theta = file.f64(&key("rope.freq_base")).unwrap_or(10_000.0);
@@ -204,7 +211,9 @@ impl DecoderConfig {
                 heads,
                 kv_heads: match file.value(&key("attention.head_count_kv")) {
                     None => heads,
-                    Some(GgufValue::Array(_)) => return Err(LoadError::Unsupported("key heads that differ by layer".into())),
+                    Some(GgufValue::Array(_)) => {
+                        return Err(LoadError::Unsupported("key heads that differ by layer".into()));
+                    }
                     Some(_) => count("attention.head_count_kv")?,
                 },
                 head_dim,
@@ -219,7 +228,12 @@ impl DecoderConfig {
 
     /// Relations between the values, so that no later arithmetic can fail.
     fn check(&self) -> Result<(), LoadError> {
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
+        let AttentionShape {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.attention;
         let wrong = |reason: String| Err(LoadError::Config(reason));
         if self.vocab == 0 {
             return wrong("the vocabulary's size is missing or absurd".into());
@@ -247,16 +261,27 @@ impl DecoderConfig {
 /// Llama 3's rotation factors, which its GGUF files hold as a tensor instead of a formula.
 fn rope_factors(file: &GgufFile) -> Result<Option<Vec<f32>>, LoadError> {
     const NAME: &str = "rope_freqs.weight";
-    let Some(tensor) = file.tensor(NAME) else { return Ok(None) };
+    let Some(tensor) = file.tensor(NAME) else {
+        return Ok(None);
+    };
     let (0, [length]) = (tensor.dtype, tensor.shape.as_slice()) else {
         return Err(LoadError::Config(format!("{NAME} is no vector of F32")));
     };
-    let bytes = file.bytes(tensor, length.saturating_mul(4)).map_err(|source| LoadError::Gguf {
-        path: file.path().into(),
-        name: NAME.into(),
-        source,
-    })?;
-    Ok(Some(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()))
+    let bytes = file
+        .bytes(tensor, length.saturating_mul(4))
+        .map_err(|source| LoadError::Gguf {
+            path: file.path().into(),
+            name: NAME.into(),
+            source,
+        })?;
+    Ok(Some(
+        bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect(),
+    ))
 }
 
 /// A number from a file as a size: above 0 and not absurd.
@@ -266,7 +291,10 @@ fn size(number: u64) -> Option<usize> {
 
 fn indices(value: &Value) -> Vec<usize> {
     let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-    list.iter().filter_map(Value::as_u64).filter_map(|n| usize::try_from(n).ok()).collect()
+    list.iter()
+        .filter_map(Value::as_u64)
+        .filter_map(|n| usize::try_from(n).ok())
+        .collect()
 }
 
 /// A `config.json` with errors that name the key.
@@ -275,7 +303,10 @@ struct Json<'a>(&'a Value);
 
 impl<'a> Json<'a> {
     fn text(self, key: &str) -> Result<&'a str, LoadError> {
-        self.0.get(key).and_then(Value::as_str).ok_or_else(|| Self::wrong(key, "a text"))
+        self.0
+            .get(key)
+            .and_then(Value::as_str)
+            .ok_or_else(|| Self::wrong(key, "a text"))
     }
 
     fn count(self, key: &str) -> Result<usize, LoadError> {
@@ -285,14 +316,19 @@ impl<'a> Json<'a> {
     fn optional_count(self, key: &str) -> Result<Option<usize>, LoadError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => {
-                value.as_u64().and_then(size).map(Some).ok_or_else(|| Self::wrong(key, "a size"))
-            }
+            Some(value) => value
+                .as_u64()
+                .and_then(size)
+                .map(Some)
+                .ok_or_else(|| Self::wrong(key, "a size")),
         }
     }
 
     fn number(self, key: &str) -> Result<f64, LoadError> {
-        self.0.get(key).and_then(Value::as_f64).ok_or_else(|| Self::wrong(key, "a number"))
+        self.0
+            .get(key)
+            .and_then(Value::as_f64)
+            .ok_or_else(|| Self::wrong(key, "a number"))
     }
 
     fn flag(self, key: &str) -> bool {
@@ -302,7 +338,11 @@ impl<'a> Json<'a> {
     /// Rotation speeds: `rope_theta` and `rope_scaling`, which newer files gather under `rope_parameters`.
     fn rope(self, head_dim: usize) -> Result<RopeTable, LoadError> {
         let gathered = self.0.get("rope_parameters").filter(|v| v.is_object());
-        let theta = match gathered.unwrap_or(self.0).get("rope_theta").or_else(|| self.0.get("rope_theta")) {
+        let theta = match gathered
+            .unwrap_or(self.0)
+            .get("rope_theta")
+            .or_else(|| self.0.get("rope_theta"))
+        {
             None => 10_000.0,
             Some(theta) => theta.as_f64().ok_or_else(|| Self::wrong("rope_theta", "a number"))?,
         };
@@ -310,7 +350,11 @@ impl<'a> Json<'a> {
         let Some(scaling) = gathered.or_else(|| self.0.get("rope_scaling").filter(|v| v.is_object())) else {
             return Ok(table);
         };
-        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let kind = scaling
+            .get("rope_type")
+            .or_else(|| scaling.get("type"))
+            .and_then(Value::as_str)
+            .unwrap_or("default");
         let scaling = Json(scaling);
         match kind {
             "default" => Ok(table),
@@ -349,15 +393,20 @@ mod tests {
     fn sparse_layers_follow_step_and_exceptions() {
         let mut json = llama();
         json["model_type"] = "qwen3_moe".into();
-        for (key, n) in [("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 48)] {
+        for (key, n) in [
+            ("num_experts", 8),
+            ("num_experts_per_tok", 2),
+            ("moe_intermediate_size", 48),
+        ] {
             json[key] = n.into();
         }
         json["num_hidden_layers"] = 6.into();
         json["decoder_sparse_step"] = 2.into();
         json["mlp_only_layers"] = json!([3]);
         let config = read(&json).unwrap();
-        let sparse: Vec<bool> =
-            (0..6).map(|layer| matches!(config.feed_forward(layer), FeedForwardKind::Sparse(_))).collect();
+        let sparse: Vec<bool> = (0..6)
+            .map(|layer| matches!(config.feed_forward(layer), FeedForwardKind::Sparse(_)))
+            .collect();
         assert_eq!(sparse, [false, true, false, false, false, true]);
     }
 

@@ -56,12 +56,11 @@ impl Decoder {
                 feed_forward: FeedForward::load(config, weights, &format!("{prefix}.mlp"), index)?,
             })
         };
-        let layers = (0..config.layers).map(layer).collect::<std::result::Result<_, LoadError>>()?;
+        let layers = (0..config.layers)
+            .map(layer)
+            .collect::<std::result::Result<_, LoadError>>()?;
         let output = if config.tied && !weights.contains("lm_head.weight") {
-            embedding.as_output().map_err(|source| LoadError::Tensor {
-                name: "model.embed_tokens.weight".into(),
-                source,
-            })?
+            embedding.as_output()
         } else {
             weights.linear("lm_head.weight", config.vocab, config.hidden)?
         };
@@ -80,12 +79,16 @@ impl Decoder {
     /// Only those rows go through the final norm: the others have done their work once their keys and values stand in
     /// the cache.
     pub(in crate::backend::candle) fn forward(&self, plan: &StepPlan, caches: &[LayerCache]) -> Result<Option<Tensor>> {
-        let mut x = self.embedding.forward(&Tensor::new(plan.tokens.as_slice(), &self.device)?)?;
+        let mut x = self
+            .embedding
+            .forward(&Tensor::new(plan.tokens.as_slice(), &self.device)?)?;
         let rotation = self.rope.at(&plan.positions, &self.device)?;
         let map = Arc::new(AttentionMap::new(plan));
         for (layer, cache) in self.layers.iter().zip(caches) {
             let attended =
-                layer.attention.forward(&layer.attention_norm.forward(&x)?, &rotation, cache, &plan.slots, &map)?;
+                layer
+                    .attention
+                    .forward(&layer.attention_norm.forward(&x)?, &rotation, cache, &plan.slots, &map)?;
             x = (x + attended)?;
             x = (&x + layer.feed_forward.forward(&layer.feed_forward_norm.forward(&x)?)?)?;
         }
@@ -93,7 +96,9 @@ impl Decoder {
         if rows.is_empty() {
             return Ok(None);
         }
-        self.norm.forward(&x.index_select(&Tensor::new(rows, &self.device)?, 0)?).map(Some)
+        self.norm
+            .forward(&x.index_select(&Tensor::new(rows, &self.device)?, 0)?)
+            .map(Some)
     }
 
     /// `[rows, hidden]` of fin to logits `[rows, vocab]`.

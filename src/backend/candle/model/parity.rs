@@ -22,7 +22,9 @@ const TOLERANCE: f32 = 1e-4;
 const STEPS: usize = 48;
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/models")
+        .join(name)
 }
 
 struct Golden {
@@ -34,7 +36,14 @@ impl Golden {
     fn load(model: &str) -> Self {
         let folder = fixture(model).join("golden");
         let json: Value = serde_json::from_slice(&std::fs::read(folder.join("f32.json")).unwrap()).unwrap();
-        let ids = |value: &Value| value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
+        let ids = |value: &Value| {
+            value
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|v| v.as_u64().unwrap() as u32)
+                .collect()
+        };
         Self {
             prompts: json["prompts"]
                 .as_array()
@@ -76,7 +85,9 @@ impl Machine {
         let mut answers: HashMap<u64, (Vec<Vec<f32>>, Vec<u32>)> = HashMap::new();
         let mut greedy = Sampler::new(SamplingParams::default(), &[]);
         while let Some((plan, uses)) = self.scheduler.plan() {
-            let Some((fin, logits)) = self.runner.forward(&plan).unwrap() else { continue };
+            let Some((fin, logits)) = self.runner.forward(&plan).unwrap() else {
+                continue;
+            };
             let mut logits = logits.into_iter();
             for (use_, row) in uses.iter().zip(fin.to_vec2::<f32>().unwrap()) {
                 let (rows, ids) = answers.entry(use_.sequence).or_default();
@@ -112,23 +123,36 @@ fn check(checkpoint: &Checkpoint, golden: &Golden, prefill_chunk: usize) {
     let mut machine = Machine::open(checkpoint, prefill_chunk);
     let longest = |prompt: &[u32]| prompt.len() + STEPS;
     for (at, (prompt, chosen)) in golden.prompts.iter().enumerate() {
-        machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0)).unwrap();
+        machine
+            .scheduler
+            .submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0))
+            .unwrap();
         let (rows, _) = machine.run().remove(&0).unwrap();
         machine.scheduler.remove(0);
         assert_close(&rows, &golden.rows(at, "prefill_fin"), &format!("prefill_fin of p{at}"));
-        machine.scheduler.submit(1, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
+        machine
+            .scheduler
+            .submit(1, prompt.clone(), longest(prompt), Wanted::Next)
+            .unwrap();
         let (rows, ids) = machine.run().remove(&1).unwrap();
         assert_eq!(&ids, chosen, "ids of p{at}, alone");
         assert_close(&rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
     }
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-        machine.scheduler.submit(id, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
+        machine
+            .scheduler
+            .submit(id, prompt.clone(), longest(prompt), Wanted::Next)
+            .unwrap();
     }
     let answers = machine.run();
     for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
         let (rows, ids) = &answers[&(at as u64)];
         assert_eq!(ids, chosen, "ids of p{at}, in company");
-        assert_close(rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}, in company"));
+        assert_close(
+            rows,
+            &golden.rows(at, "step_fin"),
+            &format!("step_fin of p{at}, in company"),
+        );
     }
 }
 
@@ -185,7 +209,9 @@ fn write_gguf(path: &std::path::Path) {
     ];
     let mut tensors: Vec<(String, QTensor)> = Vec::new();
     for (name, tensor) in weights {
-        let stored = names.iter().fold(name.clone(), |name, (from, to)| name.replace(from, to));
+        let stored = names
+            .iter()
+            .fold(name.clone(), |name, (from, to)| name.replace(from, to));
         let heads = match name.split('.').nth(4) {
             Some("q_proj") => 8,
             Some("k_proj") => 2,
@@ -193,7 +219,11 @@ fn write_gguf(path: &std::path::Path) {
         };
         let tensor = if heads > 0 {
             let (rows, columns) = tensor.dims2().unwrap();
-            let halves = tensor.reshape((heads, 2, rows / heads / 2, columns)).unwrap().transpose(1, 2).unwrap();
+            let halves = tensor
+                .reshape((heads, 2, rows / heads / 2, columns))
+                .unwrap()
+                .transpose(1, 2)
+                .unwrap();
             halves.contiguous().unwrap().reshape((rows, columns)).unwrap()
         } else {
             tensor
@@ -216,7 +246,10 @@ fn write_gguf(path: &std::path::Path) {
         })
         .collect();
     let factors = Tensor::new(factors, &Device::Cpu).unwrap();
-    tensors.push(("rope_freqs.weight".into(), QTensor::quantize(&factors, GgmlDType::F32).unwrap()));
+    tensors.push((
+        "rope_freqs.weight".into(),
+        QTensor::quantize(&factors, GgmlDType::F32).unwrap(),
+    ));
     let u32 = gguf_file::Value::U32;
     let metadata = [
         ("general.architecture", gguf_file::Value::String("llama".into())),
@@ -242,9 +275,16 @@ fn a_tiny_cache_forces_recompute_and_changes_nothing() {
     let mut machine = Machine::open(&checkpoint, 16);
     // Room for the longest request alone (40 + 48 tokens) and a little more.
     let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
-    machine.scheduler = Scheduler::new(SchedulerConfig { max_running: 16, prefill_chunk: 16, blocks });
+    machine.scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 16,
+        prefill_chunk: 16,
+        blocks,
+    });
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-        machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
+        machine
+            .scheduler
+            .submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next)
+            .unwrap();
     }
     let answers = machine.run();
     for (at, (_, chosen)) in golden.prompts.iter().enumerate() {

@@ -52,7 +52,11 @@ impl<'a> SafetensorsWeights<'a> {
     /// A tensor as f32. On CPU all arithmetic is f32, so narrower weights widen once, here.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
         let missing = || LoadError::Missing { name: name.into() };
-        let file = self.home.get(name).and_then(|&at| self.files.get(at)).ok_or_else(missing)?;
+        let file = self
+            .home
+            .get(name)
+            .and_then(|&at| self.files.get(at))
+            .ok_or_else(missing)?;
         let info = file.metadata.info(name).ok_or_else(missing)?;
         check_shape(name, shape, &info.shape)?;
         let dtype = match info.dtype {
@@ -71,7 +75,10 @@ impl<'a> SafetensorsWeights<'a> {
         let bytes = file.map.get(file.data + start..file.data + end).ok_or_else(missing)?;
         let tensor = Tensor::from_raw_buffer(bytes, dtype, shape, &self.device)
             .and_then(|t| t.to_dtype(DType::F32))
-            .map_err(|source| LoadError::Tensor { name: name.into(), source })?;
+            .map_err(|source| LoadError::Tensor {
+                name: name.into(),
+                source,
+            })?;
         self.progress.add(bytes.len());
         Ok(tensor)
     }
@@ -87,17 +94,20 @@ impl WeightSource for SafetensorsWeights<'_> {
     }
 
     fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
-        Ok(Linear::dense(self.tensor(name, &[output, input])?))
+        Ok(Linear::new(self.tensor(name, &[output, input])?))
     }
 
     fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError> {
-        Ok(Embedding::dense(self.tensor(name, &[vocab, hidden])?))
+        Ok(Embedding::new(self.tensor(name, &[vocab, hidden])?))
     }
 }
 
 impl MappedFile {
     fn open(path: &Path) -> Result<Self, LoadError> {
-        let unopened = |source| LoadError::Open { path: path.into(), source };
+        let unopened = |source| LoadError::Open {
+            path: path.into(),
+            source,
+        };
         let file = File::open(path).map_err(unopened)?;
         // SAFETY: the map is read-only and private to this process; truncating the file under it would fault us, as it
         // would any program that maps its models, and checkpoints are not edited in place. The golden tests read
@@ -127,7 +137,10 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
             reason: reason.into(),
         };
         let value: Value = serde_json::from_slice(&bytes).map_err(|e| index_error(&e.to_string()))?;
-        let map = value.get("weight_map").and_then(Value::as_object).ok_or_else(|| index_error("it has no weight_map"))?;
+        let map = value
+            .get("weight_map")
+            .and_then(Value::as_object)
+            .ok_or_else(|| index_error("it has no weight_map"))?;
         map.values()
             .map(|file| match file.as_str() {
                 // Only plain names: an index must not make us read outside its folder.

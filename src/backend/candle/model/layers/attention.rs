@@ -38,7 +38,12 @@ impl Attention {
         shape: AttentionShape,
     ) -> std::result::Result<Self, LoadError> {
         let (hidden, dim) = (shape.hidden, shape.head_dim);
-        let norm = |name: &str, eps| Ok(RmsNorm::new(weights.vector(&format!("{prefix}.{name}.weight"), dim)?, eps));
+        let norm = |name: &str, eps| {
+            Ok(RmsNorm::new(
+                weights.vector(&format!("{prefix}.{name}.weight"), dim)?,
+                eps,
+            ))
+        };
         Ok(Self {
             queries: weights.linear(&format!("{prefix}.q_proj.weight"), shape.heads * dim, hidden)?,
             keys: weights.linear(&format!("{prefix}.k_proj.weight"), shape.kv_heads * dim, hidden)?,
@@ -62,7 +67,12 @@ impl Attention {
         map: &Arc<AttentionMap>,
     ) -> Result<Tensor> {
         let rows = x.dim(0)?;
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let AttentionShape {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
         let mut queries = self.queries.forward(x)?.reshape((rows, heads, head_dim))?;
         let mut keys = self.keys.forward(x)?.reshape((rows, kv_heads, head_dim))?;
         let values = self.values.forward(x)?.reshape((rows, kv_heads, head_dim))?;

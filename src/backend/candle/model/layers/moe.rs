@@ -96,7 +96,10 @@ mod tests {
             normalise: true,
         };
         assert_eq!(route(&[0.25, 0.25, 0.125, 0.375], shape), [(3, 0.6), (0, 0.4)]);
-        let raw = MoeShape { normalise: false, ..shape };
+        let raw = MoeShape {
+            normalise: false,
+            ..shape
+        };
         assert_eq!(route(&[0.25, 0.25, 0.25, 0.25], raw), [(0, 0.25), (1, 0.25)]);
     }
 }

@@ -54,7 +54,11 @@ impl RopeTable {
     pub(in crate::backend::candle) fn at(&self, positions: &[u32], device: &Device) -> Result<Rotation> {
         let angles: Vec<f32> = positions
             .iter()
-            .flat_map(|&position| self.inverse_frequencies.iter().map(move |speed| position as f32 * speed))
+            .flat_map(|&position| {
+                self.inverse_frequencies
+                    .iter()
+                    .map(move |speed| position as f32 * speed)
+            })
             .collect();
         let shape = (positions.len(), self.inverse_frequencies.len());
         Ok(Rotation {
@@ -79,7 +83,10 @@ mod tests {
     fn speeds_fall_and_factors_divide_them() {
         let table = RopeTable::new(4, 100.0);
         assert_eq!(table.inverse_frequencies, [1.0, 0.1]);
-        assert_eq!(table.clone().divided_by(&[1.0, 4.0]).unwrap().inverse_frequencies, [1.0, 0.025]);
+        assert_eq!(
+            table.clone().divided_by(&[1.0, 4.0]).unwrap().inverse_frequencies,
+            [1.0, 0.025]
+        );
         assert_eq!(table.divided_by(&[1.0]), None);
     }
 
@@ -87,7 +94,13 @@ mod tests {
     fn turns_halves() {
         let rotation = RopeTable::new(2, 1.0).at(&[0, 1], &Device::Cpu).unwrap();
         let x = Tensor::from_vec(vec![1_f32, 0.0, 1.0, 0.0], (2, 1, 2), &Device::Cpu).unwrap();
-        let turned = rotation.apply(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let turned = rotation
+            .apply(&x)
+            .unwrap()
+            .flatten_all()
+            .unwrap()
+            .to_vec1::<f32>()
+            .unwrap();
         assert_eq!(turned[..2], [1.0, 0.0]);
         assert!((turned[2] - 1_f32.cos()).abs() < 1e-6 && (turned[3] - 1_f32.sin()).abs() < 1e-6);
     }

@@ -1,0 +1,200 @@
+//! Every flag: its environment name, default and unit.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::backend::candle::EngineOptions;
+use crate::gateway;
+
+/// Serves chat requests of a verifiable-inference network and proves each answer.
+///
+/// A flag wins over its environment variable. Log lines go to standard error; ENGY_LOG filters them (default: info).
+#[derive(Debug, Parser)]
+#[command(name = "engy-miner", version, max_term_width = 120)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a gateway's requests.
+    Mine(Box<MineArgs>),
+    /// Run a local gateway: legs for miners, an OpenAI-compatible API for buyers.
+    Gateway(GatewayArgs),
+    /// Recompute an answer and judge its proof.
+    ///
+    /// Exits with 0 where the proof passes, with 3 where it does not, with 1 where it cannot be judged.
+    Verify(VerifyArgs),
+    /// Show the whole way on this machine: gateway, miner, a question, its proof, the recompute.
+    Demo(DemoArgs),
+}
+
+/// Which model, and how it is served.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// The served model's name: one of the compiled-in specs.
+    #[arg(long, env = "MODEL", value_name = "NAME")]
+    pub model: Option<String>,
+    /// A model spec in a file, in place of a compiled-in one (see models/*.toml).
+    #[arg(long, env = "ENGY_SPEC", value_name = "FILE")]
+    pub spec: Option<PathBuf>,
+}
+
+/// The engine of the candle backend.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Requests that make progress at once; more wait.
+    #[arg(long, env = "ENGY_MAX_RUNNING", value_name = "N", default_value_t = EngineOptions::default().max_running)]
+    pub max_running_requests: usize,
+    /// Prompt tokens a step: small keeps others' tokens coming, large reads prompts faster.
+    #[arg(long, env = "ENGY_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = EngineOptions::default().prefill_chunk)]
+    pub chunked_prefill_size: usize,
+    /// Tokens that the key/value cache holds, over all requests [default: the model's context, within 2 GiB].
+    #[arg(long, env = "ENGY_MAX_TOTAL_TOKENS", value_name = "TOKENS")]
+    pub max_total_tokens: Option<usize>,
+}
+
+/// A backend's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// The model in this process.
+    Candle,
+    /// An sglang serve over HTTP.
+    Sglang,
+}
+
+/// `engy-miner mine`
+#[derive(Debug, Args)]
+pub struct MineArgs {
+    /// The gateway's websocket address.
+    #[arg(long, env = "GW", value_name = "URL", default_value = "wss://api.engy.ai/gw")]
+    pub gw: String,
+    /// The operator's key. Better given as MINER_KEY: a flag shows in process lists.
+    #[arg(long, env = "MINER_KEY", value_name = "KEY", hide_env_values = true)]
+    pub miner_key: String,
+    /// Where tokens come from.
+    #[arg(long, env = "ENGY_BACKEND", value_enum, default_value_t = BackendKind::Candle)]
+    pub backend: BackendKind,
+    /// A model folder (Hugging Face) or a .gguf file.
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How it runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Requests at once over all legs [default: 3 a leg].
+    #[arg(long, env = "MAX_INFLIGHT", value_name = "N")]
+    pub max_inflight: Option<usize>,
+    /// Legs to dial [default: what the gateway's /meta says].
+    #[arg(long, env = "ENGY_GW_WORKERS", value_name = "N")]
+    pub legs: Option<usize>,
+    /// Longest prompt to take, tokens [default: the model spec's].
+    #[arg(long, env = "MAX_INPUT_TOKENS", value_name = "TOKENS")]
+    pub max_input_tokens: Option<usize>,
+    /// Longest answer to give, tokens [default: the model spec's].
+    #[arg(long, env = "MAX_OUTPUT_TOKENS", value_name = "TOKENS")]
+    pub max_output_tokens: Option<usize>,
+    /// Longest time for a request, seconds [default: the model spec's].
+    #[arg(long, env = "MAX_REQUEST_S", value_name = "SECONDS")]
+    pub max_request_s: Option<f64>,
+    /// Longest answer where the buyer names none, tokens.
+    #[arg(long, env = "MAX_TOKENS", value_name = "TOKENS", default_value_t = 512)]
+    pub default_max_tokens: usize,
+    /// This worker's name, stable over restarts [default: derived from host and model].
+    #[arg(long, env = "ENGY_WORKER_NAME", value_name = "NAME")]
+    pub worker_name: Option<String>,
+    /// Where the worker's id is kept over restarts [default: the user's state folder].
+    #[arg(long, env = "ENGY_STATE_DIR", value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+    /// How long running requests may finish after an interrupt, seconds.
+    #[arg(long, env = "ENGY_SHUTDOWN_GRACE_S", value_name = "SECONDS", default_value_t = 30)]
+    pub shutdown_grace_s: u64,
+}
+
+/// `engy-miner gateway`
+#[derive(Debug, Args)]
+pub struct GatewayArgs {
+    /// Where to listen.
+    #[arg(
+        long,
+        env = "ENGY_GATEWAY_LISTEN",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:8800"
+    )]
+    pub listen: SocketAddr,
+    /// Legs that each miner is asked for.
+    #[arg(long, env = "ENGY_GW_WORKERS", value_name = "N", default_value_t = gateway::DEFAULT_LEGS)]
+    pub legs: usize,
+    /// The key that miners must show [default: any key is admitted].
+    #[arg(long, env = "MINER_KEY", value_name = "KEY", hide_env_values = true)]
+    pub miner_key: Option<String>,
+}
+
+/// `engy-miner verify`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// A model folder (Hugging Face) or a .gguf file: the checkpoint that the answer claims.
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// Which model [default: the one that the proof names].
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How it runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Print the whole report as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The proof, as the gateway's /v1/proofs/ID gives it; - reads standard input.
+    #[arg(value_name = "PROOF.json")]
+    pub proof: PathBuf,
+}
+
+/// `engy-miner demo`
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// A model folder (Hugging Face) or a .gguf file [default: the demo model, from scripts/fetch-demo-model].
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
+    pub checkpoint: Option<PathBuf>,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How it runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Longest answer, tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    pub max_tokens: usize,
+    /// What to ask.
+    #[arg(default_value = "What is the capital of France?")]
+    pub question: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_does_not_show_the_key() {
+        let mut command = Cli::command();
+        let help = command
+            .find_subcommand_mut("mine")
+            .unwrap()
+            .render_long_help()
+            .to_string();
+        assert!(help.contains("MINER_KEY") && !help.contains("MINER_KEY="), "{help}");
+    }
+}

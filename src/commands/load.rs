@@ -1,0 +1,98 @@
+//! From flags to a loaded model, with a progress bar.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::backend::Backend;
+use crate::backend::candle::{CandleBackend, EngineOptions};
+use crate::chat::ChatModel;
+use crate::checkpoint::Checkpoint;
+use crate::cli::{EngineArgs, ModelArgs};
+use crate::job::{Limits, Service};
+use crate::spec::ModelSpec;
+
+/// The spec that the flags name, or `default`'s.
+pub(super) fn spec(args: &ModelArgs, default: &str) -> anyhow::Result<ModelSpec> {
+    let mut spec = match &args.spec {
+        Some(path) => ModelSpec::from_file(path)?,
+        None => ModelSpec::named(args.model.as_deref().unwrap_or(default))?,
+    };
+    if let Some(name) = &args.model {
+        spec.name.clone_from(name);
+    }
+    Ok(spec)
+}
+
+/// Loads the candle backend, off the async threads.
+pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
+    let options = EngineOptions {
+        max_running: args.max_running_requests,
+        prefill_chunk: args.chunked_prefill_size,
+        max_total_tokens: args.max_total_tokens,
+    };
+    let checkpoint = checkpoint.clone();
+    let backend = tokio::task::spawn_blocking(move || {
+        let bar = bar(checkpoint.path());
+        let shown = bar.clone();
+        let backend = CandleBackend::open(&checkpoint, &options, &move |done, total| {
+            shown.set_length(total);
+            shown.set_position(done);
+        });
+        bar.finish_and_clear();
+        backend
+    });
+    Ok(Arc::new(backend.await??))
+}
+
+/// A service on a loaded backend, within the spec's limits and the backend's context.
+pub(super) fn service(
+    backend: Arc<dyn Backend>,
+    checkpoint: &Checkpoint,
+    spec: &ModelSpec,
+    default_max_tokens: usize,
+) -> anyhow::Result<Service> {
+    let context = backend.info().context;
+    if context < spec.context {
+        tracing::warn!(
+            context,
+            promised = spec.context,
+            "the checkpoint's context is shorter than the model spec's"
+        );
+    }
+    let end_ids = checkpoint.end_ids();
+    if end_ids.is_empty() {
+        tracing::warn!("the checkpoint names no end-of-turn token: every answer will run to its token limit");
+    }
+    Ok(Service {
+        chat: ChatModel::open(checkpoint)?,
+        model: spec.name.clone(),
+        model_root: checkpoint.model_root()?,
+        end_ids,
+        limits: Limits {
+            max_input_tokens: spec.max_input_tokens.min(context.saturating_sub(1)),
+            max_output_tokens: spec.max_output_tokens,
+            default_max_tokens,
+            max_request: Duration::try_from_secs_f64(spec.max_request_s)?,
+        },
+        topk: spec.toploc.k,
+        backend,
+    })
+}
+
+/// A bar on standard error; hidden where that is no terminal.
+fn bar(path: &Path) -> ProgressBar {
+    let name = path
+        .file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned();
+    let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec}");
+    let bar = ProgressBar::new(0).with_message(format!("loading {name}"));
+    match style {
+        Ok(style) => bar.with_style(style.progress_chars("=> ")),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,89 @@
+//! `engy-miner mine`: serve a gateway's requests.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::{interrupted, load};
+use crate::checkpoint::Checkpoint;
+use crate::cli::{BackendKind, MineArgs};
+use crate::protocol::MinerKey;
+use crate::session::{self, DEFAULT_LEGS, DEFAULT_SLOTS_PER_LEG, Identity, Worker, WorkerConfig, identity};
+
+/// The model that the network serves.
+const DEFAULT_MODEL: &str = "qwen3.6-35b-a3b";
+
+pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
+    if args.backend == BackendKind::Sglang {
+        bail!("--backend sglang is not built yet: use --backend candle");
+    }
+    if args.miner_key.is_empty() {
+        bail!("MINER_KEY is empty: set it to the key that the network's console gave you");
+    }
+    let mut spec = load::spec(&args.model, DEFAULT_MODEL)?;
+    if let Some(tokens) = args.max_input_tokens {
+        spec.max_input_tokens = tokens.min(spec.max_input_tokens);
+    }
+    if let Some(tokens) = args.max_output_tokens {
+        spec.max_output_tokens = tokens.min(spec.max_output_tokens);
+    }
+    if let Some(seconds) = args.max_request_s {
+        spec.max_request_s = seconds.min(spec.max_request_s);
+    }
+    if spec.max_input_tokens == 0 || spec.max_output_tokens == 0 || args.default_max_tokens == 0 {
+        bail!("token limits must be above 0");
+    }
+    if !spec.max_request_s.is_finite() || spec.max_request_s <= 0.0 {
+        bail!("--max-request-s must be a number of seconds above 0");
+    }
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let host = session::describe_hardware().host;
+    let name = args
+        .worker_name
+        .unwrap_or_else(|| identity::default_name(&host, &spec.name, "candle"));
+    let declared = args
+        .max_inflight
+        .unwrap_or(DEFAULT_SLOTS_PER_LEG * args.legs.unwrap_or(DEFAULT_LEGS));
+    let state_dir = match args.state_dir {
+        Some(folder) => folder,
+        None => default_state_dir()?,
+    };
+    // Before the weights: a taken name must not cost a load.
+    let (identity, _lock) = Identity::keep(&state_dir, &name, &spec.name, declared)?;
+    let backend = load::candle(&checkpoint, &args.engine).await?;
+    let service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
+    let info = service.backend.info();
+    tracing::info!(
+        model = service.model,
+        architecture = info.architecture,
+        hidden = info.hidden,
+        context = info.context,
+        worker = identity.worker_name,
+        gateway = args.gw,
+        "the model is loaded; dialling"
+    );
+    let config = WorkerConfig {
+        gateway: args.gw,
+        key: MinerKey::new(args.miner_key),
+        identity,
+        legs: args.legs,
+        max_inflight: args.max_inflight,
+        shutdown_grace: Duration::from_secs(args.shutdown_grace_s),
+    };
+    Worker::prepare(config, service).await.run(interrupted()).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `$XDG_STATE_HOME/engy-miner`, or `~/.local/state/engy-miner`.
+fn default_state_dir() -> anyhow::Result<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from);
+    let home = || std::env::home_dir().map(|home| home.join(".local/state"));
+    let folder = state
+        .or_else(home)
+        .context("there is no home folder: give --state-dir a folder for the worker's id")?;
+    Ok(folder.join("engy-miner"))
+}

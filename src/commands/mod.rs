@@ -1,0 +1,39 @@
+//! The subcommands: one file each, wiring rooms together and talking to a person.
+
+mod demo;
+mod gateway;
+mod load;
+mod mine;
+mod verify;
+
+use std::process::ExitCode;
+
+use crate::cli::Command;
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// With a message for a person: one line that says what happened and what to do.
+pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
+    crate::tls::install();
+    match command {
+        Command::Mine(args) => mine::run(*args).await,
+        Command::Gateway(args) => gateway::run(args).await,
+        Command::Verify(args) => verify::run(args).await,
+        Command::Demo(args) => demo::run(args).await,
+    }
+}
+
+/// Resolves on Ctrl-C or a termination signal.
+async fn interrupted() {
+    let terminate = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        () = terminate => {}
+    }
+}

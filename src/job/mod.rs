@@ -1,0 +1,215 @@
+//! One request, from a serve frame's JSON to an answer with its proof.
+//!
+//! In: a request object, and a place for deltas. Out: a completion with its commitment, or an error that knows whose
+//! fault it is. The proof is folded row by row while tokens come. Dropping the future cancels the generation. What must
+//! never happen: a commitment whose rows, ids and proofs do not belong together.
+
+mod error;
+mod request;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub use self::error::JobError;
+pub use self::request::JobRequest;
+
+use crate::backend::{Backend, GenerationEvent, GenerationRequest, StopReason, Timings};
+use crate::chat::{AnswerEnd, ChatModel, RequestError};
+use crate::openai::{Choice, Completion, Delta, Usage};
+use crate::proof::{DEFAULT_BATCH, Proof, ProofBuilder, ProofParams};
+use crate::protocol::{Commitment, ToplocCommitment};
+
+/// Everything that requests to one model share.
+#[derive(Clone)]
+pub struct Service {
+    /// Where tokens come from.
+    pub backend: Arc<dyn Backend>,
+    /// The text side of the checkpoint.
+    pub chat: ChatModel,
+    /// The name buyers ask for.
+    pub model: String,
+    /// Names the checkpoint in commitments.
+    pub model_root: String,
+    /// Ids that end a turn.
+    pub end_ids: Vec<u32>,
+    /// What a request may ask for.
+    pub limits: Limits,
+    /// Points a proof.
+    pub topk: usize,
+}
+
+/// What a request may ask for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Longest prompt, tokens.
+    pub max_input_tokens: usize,
+    /// Longest answer, tokens.
+    pub max_output_tokens: usize,
+    /// Longest answer where the buyer names none, tokens.
+    pub default_max_tokens: usize,
+    /// Longest time from here to the answer.
+    pub max_request: Duration,
+}
+
+/// An answer with its proof.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobAnswer {
+    /// The OpenAI-shaped answer.
+    pub completion: Completion,
+    /// What was computed, provably.
+    pub commitment: Commitment,
+    /// Where the time went.
+    pub timings: JobTimings,
+}
+
+/// Where a request's time went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JobTimings {
+    /// Template and tokenizer.
+    pub prepare: Duration,
+    /// The backend's own account.
+    pub backend: Timings,
+    /// Folding rows into proofs, over the whole answer; overlaps the backend's work.
+    pub proof: Duration,
+    /// From the last token to the whole answer.
+    pub assemble: Duration,
+}
+
+impl Service {
+    /// Serves one request; `on_delta` gets the answer's pieces as they come.
+    ///
+    /// # Errors
+    /// By whose fault it is; see [`JobError`].
+    pub async fn answer(
+        &self,
+        request: &JobRequest,
+        on_delta: impl FnMut(Delta) + Send,
+    ) -> Result<JobAnswer, JobError> {
+        let limit = self.limits.max_request;
+        match tokio::time::timeout(limit, self.work(request, on_delta)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(JobError::Timeout(limit)),
+        }
+    }
+
+    async fn work(&self, request: &JobRequest, mut on_delta: impl FnMut(Delta) + Send) -> Result<JobAnswer, JobError> {
+        let mut timings = JobTimings::default();
+        let started = Instant::now();
+        let prompt = self.chat.prompt(&request.chat)?.ids;
+        timings.prepare = started.elapsed();
+        let max_tokens = self.max_tokens(request, prompt.len())?;
+        let stop_ids: Vec<u32> = self.end_ids.iter().chain(&request.stop_ids).copied().collect();
+        let mut generation = self.backend.generate(GenerationRequest {
+            prompt: prompt.clone(),
+            max_tokens,
+            stop_ids: stop_ids.clone(),
+            sampling: request.sampling.clone(),
+        });
+        let params = ProofParams {
+            topk: self.topk,
+            batch: DEFAULT_BATCH,
+        };
+        let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;
+        let mut proofs: Vec<Proof> = Vec::new();
+        let mut answer = self.chat.answer(&request.chat);
+        let mut output_ids: Vec<u32> = Vec::new();
+        let mut cached_tokens = 0;
+        let end = 'generation: loop {
+            match generation.next().await.ok_or(JobError::Incomplete)?? {
+                GenerationEvent::Started { cached_tokens: cached } => cached_tokens = cached,
+                GenerationEvent::Tokens { ids, fin } => {
+                    if ids.len() != fin.len() {
+                        return Err(JobError::Rows {
+                            ids: ids.len(),
+                            rows: fin.len(),
+                        });
+                    }
+                    for (id, row) in ids.into_iter().zip(&fin) {
+                        let folding = Instant::now();
+                        proofs.extend(builder.push(row)?);
+                        timings.proof += folding.elapsed();
+                        output_ids.push(id);
+                        // The id that ends the answer is proven and billed, but has no text.
+                        if stop_ids.contains(&id) {
+                            continue;
+                        }
+                        let piece = answer.push(id);
+                        piece.deltas.into_iter().for_each(&mut on_delta);
+                        if piece.stopped {
+                            break 'generation AnswerEnd::Stop;
+                        }
+                    }
+                }
+                GenerationEvent::Finished {
+                    reason,
+                    timings: backend,
+                } => {
+                    timings.backend = backend;
+                    break match reason {
+                        StopReason::StopId(_) => AnswerEnd::Stop,
+                        StopReason::Length => AnswerEnd::Length,
+                    };
+                }
+            }
+        };
+        // A stop string ends the generation from our side: dropping it tells the backend.
+        drop(generation);
+        let assembling = Instant::now();
+        proofs.extend(builder.finish()?);
+        let (deltas, message, finish_reason) = answer.finish(end);
+        deltas.into_iter().for_each(&mut on_delta);
+        let usage = Usage::new(prompt.len() as u64, cached_tokens as u64, output_ids.len() as u64);
+        let commitment = Commitment {
+            model_root: self.model_root.clone(),
+            toploc: ToplocCommitment {
+                proofs: proofs.iter().map(Proof::to_base64).collect(),
+                topk: params.topk,
+                decode_batching_size: params.batch,
+                skip_prefill: true,
+                n_tokens: output_ids.len(),
+                prompt_ids: prompt,
+            },
+            output_token_ids: output_ids,
+        };
+        let completion = Completion {
+            id: Some(format!("chatcmpl-{}", request.request_id)),
+            object: Some("chat.completion".into()),
+            created: Some(
+                SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default()
+                    .as_secs(),
+            ),
+            model: Some(self.model.clone()),
+            choices: vec![Choice {
+                index: 0,
+                finish_reason: Some(finish_reason),
+                message,
+            }],
+            usage,
+        };
+        timings.assemble = assembling.elapsed();
+        Ok(JobAnswer {
+            completion,
+            commitment,
+            timings,
+        })
+    }
+
+    /// How long the answer may be: what the buyer asks for, within the limits and the context.
+    fn max_tokens(&self, request: &JobRequest, prompt: usize) -> Result<usize, JobError> {
+        let most = self.limits.max_input_tokens;
+        if prompt > most {
+            let message = format!("the prompt has {prompt} tokens; this model takes at most {most}");
+            return Err(RequestError::new(message).into());
+        }
+        let context = self.backend.info().context;
+        let room = context.saturating_sub(prompt);
+        if room == 0 {
+            let message = format!("the prompt has {prompt} tokens and leaves no room in a context of {context}");
+            return Err(RequestError::new(message).into());
+        }
+        let wanted = request.max_tokens.unwrap_or(self.limits.default_max_tokens);
+        Ok(wanted.min(self.limits.max_output_tokens).min(room))
+    }
+}

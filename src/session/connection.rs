@@ -1,0 +1,339 @@
+//! One connection of a leg, from its hello to its end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::{SinkExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use super::worker::{Shared, stopped};
+use super::{DEAD_AFTER, DRAIN_GRACE, HEARTBEAT, PING};
+use crate::job::{JobError, JobRequest};
+use crate::openai::Delta;
+use crate::protocol::{Chunk, GatewayFrame, MinerFrame, Output, Response, Serve};
+
+/// How long the peer may take to answer a close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum Closed {
+    /// The worker shuts down and nothing runs here any more.
+    Shutdown,
+    /// The gateway said no.
+    Denied(String),
+    /// It broke, or was left after a reconnect frame.
+    Lost {
+        /// Whether the gateway had admitted it.
+        admitted: bool,
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// The state of a connection.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    leg: usize,
+    legs: usize,
+    shutdown: watch::Receiver<bool>,
+    /// Told when the gateway asks us to leave; used once.
+    leave: Option<oneshot::Sender<()>>,
+    /// Requests that run for this connection, by their id on it.
+    live: HashMap<String, LiveJob>,
+    next_job: u64,
+    results: mpsc::UnboundedReceiver<JobFrame>,
+    to_results: mpsc::UnboundedSender<JobFrame>,
+    admitted: bool,
+    /// Set while no new requests are wanted: when this connection must end.
+    drain_until: Option<Instant>,
+}
+
+struct LiveJob {
+    number: u64,
+    task: AbortHandle,
+}
+
+/// A frame from a job, with the job's number: an id may be used again after a cancel, and late frames of the first job
+/// must not pass for the second's.
+struct JobFrame {
+    number: u64,
+    frame: MinerFrame,
+}
+
+impl Connection {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        leg: usize,
+        legs: usize,
+        shutdown: watch::Receiver<bool>,
+        leave: oneshot::Sender<()>,
+    ) -> Self {
+        let (to_results, results) = mpsc::unbounded_channel();
+        Self {
+            shared,
+            leg,
+            legs,
+            shutdown,
+            leave: Some(leave),
+            live: HashMap::new(),
+            next_job: 0,
+            results,
+            to_results,
+            admitted: false,
+            drain_until: None,
+        }
+    }
+
+    /// Says hello and serves until the connection ends. Requests that still run then are cancelled.
+    pub(super) async fn run<S: AsyncRead + AsyncWrite + Unpin>(mut self, mut socket: WebSocketStream<S>) -> Closed {
+        let closed = match self.serve(&mut socket).await {
+            Ok(closed) => closed,
+            Err(error) => self.lost(describe(&error)),
+        };
+        for (_, job) in self.live.drain() {
+            job.task.abort();
+        }
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+        closed
+    }
+
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        socket: &mut WebSocketStream<S>,
+    ) -> Result<Closed, tungstenite::Error> {
+        send(socket, &MinerFrame::Hello(Box::new(self.shared.hello(self.legs)))).await?;
+        let mut load = self.shared.load();
+        let mut shutdown = self.shutdown.clone();
+        let mut heartbeat = interval(HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        heartbeat.reset();
+        let mut ping = interval(PING);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ping.reset();
+        let mut heard = Instant::now();
+        loop {
+            if let Some(until) = self.drain_until
+                && (self.live.is_empty() || Instant::now() >= until)
+            {
+                return Ok(if *self.shutdown.borrow() {
+                    Closed::Shutdown
+                } else {
+                    self.lost("drained".into())
+                });
+            }
+            let drain_until = self.drain_until.unwrap_or_else(|| Instant::now() + DRAIN_GRACE);
+            tokio::select! {
+                message = socket.next() => {
+                    heard = Instant::now();
+                    let Some(message) = message else { return Ok(self.lost("the gateway went away".into())) };
+                    if let Some(closed) = self.on_message(socket, message?).await? {
+                        return Ok(closed);
+                    }
+                }
+                // Never `None`: this connection holds a sender itself.
+                Some(result) = self.results.recv() => self.on_result(socket, result).await?,
+                Ok(()) = load.changed(), if self.admitted => {
+                    send(socket, &MinerFrame::Heartbeat(self.shared.load_broadcast())).await?;
+                }
+                _ = heartbeat.tick() => {
+                    send(socket, &MinerFrame::Heartbeat(self.shared.heartbeat(self.legs))).await?;
+                }
+                _ = ping.tick() => {
+                    if heard.elapsed() >= DEAD_AFTER {
+                        return Ok(self.lost(format!("nothing heard for {} s", DEAD_AFTER.as_secs())));
+                    }
+                    socket.send(Message::Ping(Vec::new().into())).await?;
+                }
+                () = stopped(&mut shutdown), if self.drain_until.is_none() => {
+                    self.drain_until = Some(Instant::now() + self.shared.config.shutdown_grace);
+                }
+                () = sleep_until(drain_until), if self.drain_until.is_some() => {}
+            }
+        }
+    }
+
+    async fn on_message<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        socket: &mut WebSocketStream<S>,
+        message: Message,
+    ) -> Result<Option<Closed>, tungstenite::Error> {
+        let frame = match &message {
+            Message::Text(text) => serde_json::from_str(text),
+            Message::Binary(bytes) => serde_json::from_slice(bytes),
+            Message::Close(close) => {
+                let reason = close
+                    .as_ref()
+                    .map_or_else(|| "no reason".into(), |close| close.to_string());
+                return Ok(Some(self.lost(format!("the gateway closed the leg: {reason}"))));
+            }
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
+        };
+        match frame {
+            Ok(GatewayFrame::Admit) => {
+                if !std::mem::replace(&mut self.admitted, true) {
+                    self.shared.admitted();
+                    tracing::info!(leg = self.leg, "the leg is live");
+                }
+            }
+            Ok(GatewayFrame::Deny { reason }) => {
+                return Ok(Some(Closed::Denied(reason.unwrap_or_else(|| "no reason given".into()))));
+            }
+            Ok(GatewayFrame::Ping) => {
+                send(socket, &MinerFrame::Heartbeat(self.shared.heartbeat(self.legs))).await?;
+            }
+            Ok(GatewayFrame::Reconnect) => {
+                tracing::info!(
+                    leg = self.leg,
+                    running = self.live.len(),
+                    "the gateway asks the leg to move"
+                );
+                self.drain_until.get_or_insert(Instant::now() + DRAIN_GRACE);
+                if let Some(leave) = self.leave.take() {
+                    let _ = leave.send(());
+                }
+            }
+            Ok(GatewayFrame::Serve(serve)) => self.start(serve),
+            Ok(GatewayFrame::Cancel { corr_id }) => {
+                if let Some(job) = self.live.remove(&corr_id) {
+                    job.task.abort();
+                    self.shared.counters.cancelled.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok(GatewayFrame::Unknown) | Err(_) => {
+                self.shared.counters.bad_frames.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(
+                    leg = self.leg,
+                    bytes = message.len(),
+                    "a frame that is not understood was ignored"
+                );
+            }
+        }
+        Ok(None)
+    }
+
+    /// Starts a request as a task of its own.
+    fn start(&mut self, serve: Serve) {
+        if self.live.contains_key(&serve.corr_id) {
+            // The first keeps the id; nothing can be answered for the second without harming it.
+            self.shared.counters.duplicate_ids.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                leg = self.leg,
+                corr_id = serve.corr_id,
+                "a serve frame with an id in use was ignored"
+            );
+            return;
+        }
+        let number = self.next_job;
+        self.next_job += 1;
+        let results = self.to_results.clone();
+        let corr_id = serve.corr_id.clone();
+        let job = run_job(Arc::clone(&self.shared), serve, *self.shutdown.borrow(), move |frame| {
+            // Fails only when the connection has ended, and then nobody wants the frame.
+            let _ = results.send(JobFrame { number, frame });
+        });
+        let task = tokio::spawn(job).abort_handle();
+        self.live.insert(corr_id, LiveJob { number, task });
+    }
+
+    /// Passes a job's frame on, unless the job was cancelled meanwhile.
+    async fn on_result<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        socket: &mut WebSocketStream<S>,
+        result: JobFrame,
+    ) -> Result<(), tungstenite::Error> {
+        let (corr_id, terminal) = match &result.frame {
+            MinerFrame::Chunk(chunk) => (&chunk.corr_id, false),
+            MinerFrame::Response(response) => (&response.corr_id, true),
+            MinerFrame::Hello(_) | MinerFrame::Heartbeat(_) => return Ok(()),
+        };
+        if self.live.get(corr_id).is_none_or(|job| job.number != result.number) {
+            return Ok(());
+        }
+        if terminal {
+            self.live.remove(corr_id);
+        }
+        send(socket, &result.frame).await
+    }
+
+    fn lost(&self, reason: String) -> Closed {
+        Closed::Lost {
+            admitted: self.admitted,
+            reason,
+        }
+    }
+}
+
+/// One request, from its serve frame to its response. Aborting the task frees its slot and cancels its generation.
+async fn run_job(shared: Arc<Shared>, serve: Serve, shutting_down: bool, send: impl Fn(MinerFrame) + Send + Sync) {
+    let Serve {
+        corr_id,
+        request,
+        stream,
+    } = serve;
+    let request_id = JobRequest::request_id(&request);
+    let outcome = async {
+        if shutting_down {
+            return Err(JobError::ShuttingDown);
+        }
+        // Read before a slot is taken: a request that is wrong is answered at once, however busy the worker is.
+        let request = JobRequest::parse(&request, request_id.clone())?;
+        let _slot = shared.slot().await.ok_or(JobError::ShuttingDown)?;
+        let chunk = |delta: Delta| {
+            if stream && !delta.is_empty() {
+                let corr_id = corr_id.clone();
+                send(MinerFrame::Chunk(Chunk { corr_id, delta }));
+            }
+        };
+        shared.service.answer(&request, chunk).await
+    };
+    let response = match outcome.await {
+        Ok(answer) => {
+            shared.counters.answered.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(request_id, usage = ?answer.completion.usage, timings = ?answer.timings, "answered");
+            Response {
+                corr_id: corr_id.clone(),
+                request_id,
+                commitment: Some(answer.commitment),
+                output: Output::Completion(Box::new(answer.completion)),
+                error: None,
+            }
+        }
+        Err(error) => {
+            shared.counters.failed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(request_id, %error, "a request failed");
+            Response::failure(corr_id.clone(), request_id, error.to_object())
+        }
+    };
+    send(MinerFrame::Response(Box::new(response)));
+}
+
+async fn send<S: AsyncRead + AsyncWrite + Unpin>(
+    socket: &mut WebSocketStream<S>,
+    frame: &MinerFrame,
+) -> Result<(), tungstenite::Error> {
+    match serde_json::to_string(frame) {
+        Ok(text) => socket.send(Message::text(text)).await,
+        // Frames are plain data with string keys, which always serialise.
+        Err(error) => {
+            tracing::error!(%error, "a frame could not be written");
+            Ok(())
+        }
+    }
+}
+
+/// A websocket error in an operator's words.
+fn describe(error: &tungstenite::Error) -> String {
+    match error {
+        tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => "the connection was closed".into(),
+        tungstenite::Error::Capacity(error) => format!("the gateway sent too long a message: {error}"),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,128 @@
+//! One leg: dial, say hello, serve, and dial again.
+
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+
+use super::backoff::Backoff;
+use super::connection::{Closed, Connection};
+use super::worker::{Shared, stopped};
+use super::{DIAL_TIMEOUT, SessionError};
+use crate::protocol::{MAX_MESSAGE_BYTES, leg_url};
+
+/// A leg and its place among the others.
+pub(super) struct Leg {
+    shared: Arc<Shared>,
+    index: usize,
+    count: usize,
+    url: String,
+    shutdown: watch::Receiver<bool>,
+}
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+impl Leg {
+    /// A leg that will dial. Checks the address, so that a typing error is found before anything starts.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        index: usize,
+        count: usize,
+        shutdown: watch::Receiver<bool>,
+    ) -> Result<Self, SessionError> {
+        let url = leg_url(&shared.config.gateway, index, count);
+        let wrong = |reason: String| SessionError::Address {
+            address: shared.config.gateway.clone(),
+            reason,
+        };
+        let request = url.as_str().into_client_request().map_err(|e| wrong(e.to_string()))?;
+        match request.uri().scheme_str() {
+            Some("ws" | "wss") => {}
+            other => return Err(wrong(format!("it is not ws or wss but {}", other.unwrap_or("nothing")))),
+        }
+        Ok(Self {
+            shared,
+            index,
+            count,
+            url,
+            shutdown,
+        })
+    }
+
+    /// Keeps the leg up until the worker shuts down.
+    pub(super) async fn run(self) {
+        let mut backoff = Backoff::default();
+        // Connections that the gateway asked to leave; they finish what runs on them.
+        let mut draining = JoinSet::new();
+        let mut refused = false;
+        let mut shutdown = self.shutdown.clone();
+        loop {
+            let socket = tokio::select! {
+                biased;
+                () = stopped(&mut shutdown) => break,
+                dialled = self.dial() => dialled,
+            };
+            match socket {
+                Err(error) => tracing::warn!(leg = self.index, url = self.url, %error, "cannot dial the gateway"),
+                Ok(socket) => {
+                    let (leave, mut asked_to_leave) = oneshot::channel();
+                    let connection = Connection::new(
+                        Arc::clone(&self.shared),
+                        self.index,
+                        self.count,
+                        self.shutdown.clone(),
+                        leave,
+                    );
+                    let mut running = tokio::spawn(connection.run(socket));
+                    let closed = tokio::select! {
+                        closed = &mut running => closed,
+                        Ok(()) = &mut asked_to_leave => {
+                            // The old connection lives on beside the new one until its requests are done.
+                            draining.spawn(running);
+                            backoff.reset();
+                            continue;
+                        }
+                    };
+                    match closed {
+                        Ok(Closed::Shutdown) => break,
+                        Ok(Closed::Denied(reason)) => {
+                            tracing::warn!(leg = self.index, reason, "the gateway refuses the leg");
+                            if !std::mem::replace(&mut refused, true) {
+                                self.shared.refused(reason);
+                            }
+                        }
+                        Ok(Closed::Lost { admitted, reason }) => {
+                            tracing::warn!(leg = self.index, reason, "the leg is down; dialling again");
+                            if admitted {
+                                backoff.reset();
+                            }
+                        }
+                        Err(panic) => tracing::error!(leg = self.index, %panic, "a fault of this program took the leg"),
+                    }
+                }
+            }
+            let wait = backoff.next();
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = stopped(&mut shutdown) => break,
+            }
+        }
+        while draining.join_next().await.is_some() {}
+    }
+
+    async fn dial(&self) -> Result<Socket, String> {
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(MAX_MESSAGE_BYTES))
+            .max_frame_size(Some(MAX_MESSAGE_BYTES));
+        let dialling = connect_async_with_config(self.url.as_str(), Some(config), true);
+        match tokio::time::timeout(DIAL_TIMEOUT, dialling).await {
+            Ok(Ok((socket, _))) => Ok(socket),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer within {} s", DIAL_TIMEOUT.as_secs())),
+        }
+    }
+}
