@@ -3,10 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backend::candle::EngineOptions;
 use crate::gateway;
+use crate::protocol::MinerKey;
+use crate::session;
 
 /// Serves chat requests of a verifiable-inference network and proves each answer.
 ///
@@ -76,7 +79,7 @@ pub struct MineArgs {
     pub gw: String,
     /// The operator's key. Better given as MINER_KEY: a flag shows in process lists.
     #[arg(long, env = "MINER_KEY", value_name = "KEY", hide_env_values = true)]
-    pub miner_key: String,
+    pub miner_key: MinerKey,
     /// Where tokens come from.
     #[arg(long, env = "ENGY_BACKEND", value_enum, default_value_t = BackendKind::Candle)]
     pub backend: BackendKind,
@@ -90,10 +93,10 @@ pub struct MineArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Requests at once over all legs [default: 3 a leg].
-    #[arg(long, env = "MAX_INFLIGHT", value_name = "N")]
+    #[arg(long, env = "MAX_INFLIGHT", value_name = "N", value_parser = at_most::<usize>(session::MAX_INFLIGHT))]
     pub max_inflight: Option<usize>,
     /// Legs to dial [default: what the gateway's /meta says].
-    #[arg(long, env = "ENGY_GW_WORKERS", value_name = "N")]
+    #[arg(long, env = "ENGY_GW_WORKERS", value_name = "N", value_parser = at_most::<usize>(session::MAX_LEGS))]
     pub legs: Option<usize>,
     /// Longest prompt to take, tokens [default: the model spec's].
     #[arg(long, env = "MAX_INPUT_TOKENS", value_name = "TOKENS")]
@@ -114,7 +117,7 @@ pub struct MineArgs {
     #[arg(long, env = "ENGY_STATE_DIR", value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
     /// How long running requests may finish after an interrupt, seconds.
-    #[arg(long, env = "ENGY_SHUTDOWN_GRACE_S", value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, env = "ENGY_SHUTDOWN_GRACE_S", value_name = "SECONDS", default_value_t = 30, value_parser = at_most::<u64>(86_400))]
     pub shutdown_grace_s: u64,
 }
 
@@ -134,7 +137,7 @@ pub struct GatewayArgs {
     pub legs: usize,
     /// The key that miners must show [default: any key is admitted].
     #[arg(long, env = "MINER_KEY", value_name = "KEY", hide_env_values = true)]
-    pub miner_key: Option<String>,
+    pub miner_key: Option<MinerKey>,
 }
 
 /// `engy-miner verify`
@@ -175,6 +178,11 @@ pub struct DemoArgs {
     /// What to ask.
     #[arg(default_value = "What is the capital of France?")]
     pub question: String,
+}
+
+/// A whole number from 1 to `most`.
+fn at_most<T: TryFrom<u64> + Clone + Send + Sync>(most: usize) -> RangedU64ValueParser<T> {
+    RangedU64ValueParser::new().range(1..=most as u64)
 }
 
 #[cfg(test)]

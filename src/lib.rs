@@ -26,6 +26,7 @@
 //! - [`gateway`]: a local gateway for development and tests.
 //! - [`checkpoint`], [`spec`]: a model on disk; what the network promises of it.
 //! - [`protocol`], [`openai`]: shapes on the wire.
+//! - [`machine`], [`telemetry`], [`tls`]: the world around.
 //!
 //! Dependencies point one way: `commands -> session -> job -> {chat, proof, backend}`. `proof` and `chat` know nothing of
 //! sockets or backends, and only `backend::candle` knows the tensor library.
@@ -37,6 +38,7 @@ pub mod cli;
 pub mod commands;
 pub mod gateway;
 pub mod job;
+pub mod machine;
 pub mod openai;
 pub mod proof;
 pub mod protocol;

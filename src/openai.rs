@@ -1,7 +1,7 @@
 //! The OpenAI-shaped objects that travel through the program: what a buyer reads back.
 //!
 //! Only shapes live here, no behaviour: `chat` fills them in, `protocol` carries them in frames and `gateway` hands
-//! them to buyers. Requests are not typed here; `chat::request` reads them leniently from JSON, because what buyers
+//! them to buyers. Requests are not typed here; `job::JobRequest` reads them leniently from JSON, because what buyers
 //! send is wider than any one schema.
 
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,9 @@
 //! Shapes only, no I/O. Reading is lenient (unknown keys are ignored, an unknown `type` becomes
 //! [`GatewayFrame::Unknown`]), because a gateway is newer than its miners; writing is exact.
 
+use std::convert::Infallible;
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -63,7 +65,7 @@ pub struct Hello {
     pub miner_key: MinerKey,
     /// The served model's name, for example `qwen3.6-35b-a3b`.
     pub model: String,
-    /// 64 hex digits that name the checkpoint; see [`crate::checkpoint::model_root`].
+    /// 64 hex digits that name the checkpoint; see [`Checkpoint::model_root`](crate::checkpoint::Checkpoint::model_root).
     pub model_root: String,
     /// Reserved; always an empty object today.
     #[serde(default)]
@@ -87,6 +89,14 @@ pub struct Hello {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MinerKey(String);
+
+impl FromStr for MinerKey {
+    type Err = Infallible;
+
+    fn from_str(key: &str) -> Result<Self, Infallible> {
+        Ok(Self::new(key))
+    }
+}
 
 impl MinerKey {
     /// Wraps a key.
@@ -197,7 +207,7 @@ pub struct KvReport {
 pub struct Serve {
     /// The request's id on this leg: every answer names it.
     pub corr_id: String,
-    /// OpenAI-shaped, read by [`crate::chat::ChatRequest`].
+    /// OpenAI-shaped, read by [`JobRequest`](crate::job::JobRequest).
     #[serde(default)]
     pub request: Value,
     /// Whether chunks are wanted before the response.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::proof::PRIME;
+
 /// The name of the model that `engy-miner demo` runs.
 pub const DEMO_MODEL: &str = "smollm2-135m-instruct";
 
@@ -140,6 +142,11 @@ impl ModelSpec {
         if positive.contains(&0) || !spec.max_request_s.is_finite() || spec.max_request_s <= 0.0 {
             return Err(invalid("limits and toploc.k must be above 0".into()));
         }
+        if spec.toploc.k > PRIME as usize {
+            return Err(invalid(format!(
+                "toploc.k must be at most {PRIME}, the points that a proof can tell apart"
+            )));
+        }
         if !(0.0..=1.0).contains(&spec.toploc.p) || spec.toploc.v > spec.toploc.k {
             return Err(invalid(
                 "toploc.p must be within 0 to 1, and toploc.v at most toploc.k".into(),
@@ -178,6 +185,7 @@ mod tests {
         let good = COMPILED_IN[1];
         assert!(ModelSpec::parse(&good.replace("p = 0.99", "p = 1.5"), "t").is_err());
         assert!(ModelSpec::parse(&good.replace("context = 8192", "context = 0"), "t").is_err());
+        assert!(ModelSpec::parse(&good.replace("k = 128 ", "k = 65498 "), "t").is_err());
         assert!(ModelSpec::parse(&format!("colour = \"red\"\n{good}"), "t").is_err());
     }
 }

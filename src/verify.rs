@@ -92,7 +92,14 @@ pub async fn verify(
     // Row j is the state after the prompt and the first j tokens of the answer; the last token is never read.
     let mut sequence = claim.prompt_ids.clone();
     sequence.extend(&commitment.output_token_ids[..tokens - 1]);
-    let rows = backend.hidden_states(sequence, claim.prompt_ids.len() - 1).await?;
+    let rows = backend
+        .hidden_states(sequence, claim.prompt_ids.len() - 1)
+        .await
+        .map_err(|error| match error {
+            // Ids outside the vocabulary, or more than the model can read: no honest answer has them.
+            BackendError::Client(reason) => VerifyError::Commitment(reason),
+            other => VerifyError::Backend(other),
+        })?;
     for row in &rows {
         verifier.push(row)?;
     }

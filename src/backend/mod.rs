@@ -1,4 +1,4 @@
-//! Where tokens and their final hidden states come from: the door that `mine`, `verify`, `demo` and `bench` share.
+//! Where tokens and their final hidden states come from: the door that `mine`, `verify` and `demo` share.
 //!
 //! In: token ids and sampling parameters. Out: chosen ids, each with its row of fin (the final hidden state that chose
 //! it). A backend knows nothing of text, messages, proofs or sockets. Two things must never happen here: an id without
@@ -81,7 +81,8 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted per occurrence in the answer.
     pub frequency_penalty: f32,
-    /// The same seed, prompt and weights give the same answer, whatever else runs. `None` draws one.
+    /// The same seed draws the same random numbers, whatever else runs; two runs then differ only where float noise
+    /// moves a draw over a border. `None` draws a seed.
     pub seed: Option<u64>,
 }
 
@@ -239,7 +240,8 @@ impl Generation {
         generation
     }
 
-    /// The next event. `None` after `Finished` or an error; a backend that goes away before is an error.
+    /// The next event. `None` after `Finished` or an error, and where the backend went away before: a reader that has
+    /// seen no `Finished` must treat that as a failure.
     pub async fn next(&mut self) -> Option<Result<GenerationEvent, BackendError>> {
         self.events.recv().await
     }
@@ -274,7 +276,7 @@ pub struct Load {
     pub running: usize,
     /// Requests that wait.
     pub waiting: usize,
-    /// Prompt tokens not yet computed.
+    /// Tokens not yet read: prompts, and the newest token of each running answer.
     pub pending_tokens: usize,
     /// Tokens held in the key/value cache.
     pub kv_used: usize,

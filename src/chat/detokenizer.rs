@@ -20,8 +20,8 @@ const LONGEST_WAIT: usize = 2 * LONGEST_CHARACTER;
 pub(super) struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     window: Vec<u32>,
-    /// Bytes of the window's text that have been given out.
-    given: usize,
+    /// The start of the window's text, as it was given out.
+    given: String,
     /// Where in the window the ids of the last piece end.
     settled: usize,
 }
@@ -31,7 +31,7 @@ impl Detokenizer {
         Self {
             tokenizer,
             window: Vec::new(),
-            given: 0,
+            given: String::new(),
             settled: 0,
         }
     }
@@ -42,48 +42,64 @@ impl Detokenizer {
             return String::new();
         }
         self.window.push(id);
-        let text = self.tokenizer.decode(&self.window);
+        let text = self.text();
+        let waiting = self.window.len() - self.settled;
         if !text.ends_with(REPLACEMENT) {
-            let piece = text.get(self.given..).unwrap_or_default().to_owned();
-            if piece.is_empty() {
-                return piece;
+            let piece = text[self.given.len()..].to_owned();
+            if !piece.is_empty() || waiting > LONGEST_WAIT {
+                self.move_window(self.settled);
             }
-            self.move_window(self.settled);
             return piece;
         }
-        if self.window.len() - self.settled <= LONGEST_WAIT {
+        if waiting <= LONGEST_WAIT {
             return String::new();
         }
         // A model that writes no valid text: give out all but the end, which may still become a character.
-        let piece = text
-            .get(self.given..text.len() - REPLACEMENT.len_utf8())
-            .unwrap_or_default()
-            .to_owned();
+        let given = self.given.len();
         self.move_window(self.window.len() - LONGEST_CHARACTER);
-        self.given = self.given.saturating_sub(REPLACEMENT.len_utf8());
-        piece
+        let mut certain = text.as_str();
+        if let Some(start) = self.given.strip_suffix(REPLACEMENT) {
+            self.given.truncate(start.len());
+            certain = &text[..text.len() - REPLACEMENT.len_utf8()];
+        }
+        certain.get(given..).unwrap_or_default().to_owned()
     }
 
     /// What is left once no more ids come: an unfinished character shows as U+FFFD.
     pub(super) fn finish(&mut self) -> String {
-        let text = self.tokenizer.decode(&self.window);
-        let piece = text.get(self.given..).unwrap_or_default().to_owned();
-        self.given = text.len();
+        let text = self.text();
+        let piece = text[self.given.len()..].to_owned();
+        self.given = text;
         piece
+    }
+
+    /// The window's text, which starts with what was given out.
+    ///
+    /// Decoders with a fallback to bytes take back a character when an invalid byte follows it: they spoil a whole run of
+    /// byte tokens at once. What was given out cannot be taken back, so the window then starts behind it.
+    fn text(&mut self) -> String {
+        let text = self.tokenizer.decode(&self.window);
+        if text.starts_with(&self.given) {
+            return text;
+        }
+        self.window.drain(..self.settled);
+        self.settled = 0;
+        self.given.clear();
+        self.tokenizer.decode(&self.window)
     }
 
     /// Forgets the ids before `from`; what remains of the window's text counts as given.
     fn move_window(&mut self, from: usize) {
         self.window.drain(..from);
         self.settled = self.window.len();
-        self.given = self.tokenizer.decode(&self.window).len();
+        self.given = self.tokenizer.decode(&self.window);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::tokenizer::tests::fixture;
+    use crate::chat::tokenizer::tests::{fixture, sentence_piece};
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
@@ -132,6 +148,26 @@ mod tests {
                 .collect();
             assert_eq!(pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids), "{ids:?}");
         }
+    }
+
+    #[test]
+    fn an_invalid_byte_does_not_swallow_what_follows() {
+        let tokenizer = Arc::new(sentence_piece());
+        let bytes = |text: &str| {
+            text.bytes()
+                .map(|b| tokenizer.id(&format!("<0x{b:02X}>")).unwrap())
+                .collect::<Vec<_>>()
+        };
+        let word = tokenizer.id("▁ok").unwrap();
+        // A whole character, a stray lead byte, a word.
+        let ids = [bytes("😀"), bytes("😀")[..1].to_vec(), vec![word]].concat();
+        assert_eq!(pieces(&tokenizer, &ids).concat(), "😀\u{FFFD} ok");
+        // More invalid bytes than are waited for, then a word.
+        let ids = [vec![bytes("é")[1]], bytes("😀😀"), vec![word, word]].concat();
+        assert!(pieces(&tokenizer, &ids).concat().ends_with("ok ok"));
+        // Valid text falls into bytes and back.
+        let ids = [bytes("é€"), vec![word], bytes("😀"), vec![word]].concat();
+        assert_eq!(pieces(&tokenizer, &ids).concat(), "é€ ok😀 ok");
     }
 
     #[test]

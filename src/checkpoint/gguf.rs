@@ -53,6 +53,28 @@ pub enum GgufValue {
     Array(Vec<GgufValue>),
 }
 
+impl GgufValue {
+    /// A non-negative integer.
+    #[must_use]
+    pub fn as_u64(&self) -> Option<u64> {
+        match self {
+            Self::Unsigned(n) => Some(*n),
+            _ => None,
+        }
+    }
+
+    /// Any number.
+    #[must_use]
+    pub fn as_f64(&self) -> Option<f64> {
+        match self {
+            Self::Float(x) => Some(*x),
+            Self::Unsigned(n) => Some(*n as f64),
+            Self::Signed(n) => Some(*n as f64),
+            _ => None,
+        }
+    }
+}
+
 /// What is wrong with a GGUF file.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
@@ -128,21 +150,13 @@ impl GgufFile {
     /// A non-negative integer.
     #[must_use]
     pub fn u64(&self, key: &str) -> Option<u64> {
-        match self.value(key)? {
-            GgufValue::Unsigned(n) => Some(*n),
-            _ => None,
-        }
+        self.value(key)?.as_u64()
     }
 
     /// A number as f64.
     #[must_use]
     pub fn f64(&self, key: &str) -> Option<f64> {
-        match self.value(key)? {
-            GgufValue::Float(x) => Some(*x),
-            GgufValue::Unsigned(n) => Some(*n as f64),
-            GgufValue::Signed(n) => Some(*n as f64),
-            _ => None,
-        }
+        self.value(key)?.as_f64()
     }
 
     /// True or false.
@@ -343,17 +357,65 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Writing GGUF files, for tests of what reads them.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::GgufValue;
+
+    /// A file with this metadata and no tensors.
+    pub(crate) fn metadata_only(values: &[(&str, GgufValue)]) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3_u32.to_le_bytes());
+        out.extend(0_u64.to_le_bytes());
+        out.extend((values.len() as u64).to_le_bytes());
+        for (key, value) in values {
+            string(&mut out, key);
+            out.extend(kind(value).to_le_bytes());
+            write(&mut out, value);
+        }
+        out
+    }
+
+    pub(super) fn string(out: &mut Vec<u8>, text: &str) {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    }
+
+    fn kind(value: &GgufValue) -> u32 {
+        match value {
+            GgufValue::Unsigned(_) => 10,
+            GgufValue::Signed(_) => 11,
+            GgufValue::Float(_) => 12,
+            GgufValue::Bool(_) => 7,
+            GgufValue::String(_) => 8,
+            GgufValue::Array(_) => 9,
+        }
+    }
+
+    fn write(out: &mut Vec<u8>, value: &GgufValue) {
+        match value {
+            GgufValue::Unsigned(n) => out.extend(n.to_le_bytes()),
+            GgufValue::Signed(n) => out.extend(n.to_le_bytes()),
+            GgufValue::Float(x) => out.extend(x.to_le_bytes()),
+            GgufValue::Bool(b) => out.push(u8::from(*b)),
+            GgufValue::String(text) => string(out, text),
+            GgufValue::Array(values) => {
+                out.extend(kind(&values[0]).to_le_bytes());
+                out.extend((values.len() as u64).to_le_bytes());
+                values.iter().for_each(|value| write(out, value));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::testing::string;
     use super::*;
 
     /// A file with one value of each kind and one 2 x 3 tensor of f32.
     fn sample() -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
-        let string = |out: &mut Vec<u8>, s: &str| {
-            out.extend((s.len() as u64).to_le_bytes());
-            out.extend(s.as_bytes());
-        };
         out.extend(3_u32.to_le_bytes());
         out.extend(1_u64.to_le_bytes());
         out.extend(4_u64.to_le_bytes());

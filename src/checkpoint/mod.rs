@@ -19,7 +19,7 @@ use gguf::{GgufError, GgufFile};
 #[derive(Debug, Clone)]
 pub enum Checkpoint {
     /// A folder with `config.json`, `*.safetensors` and tokenizer files.
-    Folder(Folder),
+    Folder(Arc<Folder>),
     /// One file with everything inside.
     Gguf(Arc<GgufFile>),
 }
@@ -93,7 +93,13 @@ impl Checkpoint {
     /// # Errors
     /// When nothing is there, or what is there cannot be read as a checkpoint.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let kind = fs::metadata(path).map_err(|_| CheckpointError::NotFound { path: path.into() })?;
+        let kind = fs::metadata(path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.into() },
+            _ => CheckpointError::Read {
+                path: path.into(),
+                source,
+            },
+        })?;
         if kind.is_file() {
             if path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("gguf")) {
                 return Err(CheckpointError::Unrecognised {
@@ -119,12 +125,12 @@ impl Checkpoint {
                 found: "a folder without config.json",
             });
         };
-        Ok(Self::Folder(Folder {
+        Ok(Self::Folder(Arc::new(Folder {
             config,
             generation_config: read_json(&path.join("generation_config.json"))?,
             tokenizer_config: read_json(&path.join("tokenizer_config.json"))?,
             path: path.into(),
-        }))
+        })))
     }
 
     /// The folder, or the GGUF file.

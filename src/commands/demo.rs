@@ -70,7 +70,8 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     ))?;
 
     let buyer = Buyer {
-        http: reqwest::Client::new(),
+        // The gateway is on this machine: no proxy knows it.
+        http: reqwest::Client::builder().no_proxy().build()?,
         base: http_url,
     };
     let answer = buyer.ask(&spec.name, &args.question, args.max_tokens).await?;
@@ -169,15 +170,14 @@ impl Buyer {
         let request_id = request_id.context("the gateway named no request")?;
         let mut first = None;
         let mut last = asked;
-        let mut lines = String::new();
+        let mut unread: Vec<u8> = Vec::new();
         let mut body = response.bytes_stream();
         while let Some(bytes) = body.next().await {
-            // Each event is one line of ASCII-framed JSON; characters never straddle the frames of a local gateway
-            // in a way that matters to a progress display, but a line may.
-            lines.push_str(&String::from_utf8_lossy(&bytes?));
-            while let Some((line, rest)) = lines.split_once('\n') {
-                let event = line.strip_prefix("data: ").map(str::trim).unwrap_or_default();
-                let value: Value = serde_json::from_str(event).unwrap_or_default();
+            unread.extend_from_slice(&bytes?);
+            while let Some(end) = unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = unread.drain(..=end).collect();
+                let event = line.strip_prefix(b"data: ").unwrap_or_default();
+                let value: Value = serde_json::from_slice(event).unwrap_or_default();
                 if let Some(error) = value.get("error") {
                     bail!("the answer broke off: {error}");
                 }
@@ -189,7 +189,6 @@ impl Buyer {
                     first.get_or_insert(last);
                     say(text)?;
                 }
-                lines = rest.to_owned();
             }
         }
         let first = first.unwrap_or(last);

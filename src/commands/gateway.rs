@@ -5,12 +5,11 @@ use std::process::ExitCode;
 use super::interrupted;
 use crate::cli::GatewayArgs;
 use crate::gateway::{Gateway, GatewayConfig};
-use crate::protocol::MinerKey;
 
 pub(super) async fn run(args: GatewayArgs) -> anyhow::Result<ExitCode> {
     let mut config = GatewayConfig::new(args.listen);
     config.legs = args.legs;
-    config.miner_key = args.miner_key.map(MinerKey::new);
+    config.miner_key = args.miner_key;
     let gateway = Gateway::bind(config).await?;
     tracing::info!(
         miners = gateway.ws_url(),

@@ -72,6 +72,7 @@ pub(super) fn service(
         model_root: checkpoint.model_root()?,
         end_ids,
         limits: Limits {
+            context: spec.context,
             max_input_tokens: spec.max_input_tokens.min(context.saturating_sub(1)),
             max_output_tokens: spec.max_output_tokens,
             default_max_tokens,

@@ -9,7 +9,6 @@ use anyhow::{Context, bail};
 use super::{interrupted, load};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{BackendKind, MineArgs};
-use crate::protocol::MinerKey;
 use crate::session::{self, DEFAULT_LEGS, DEFAULT_SLOTS_PER_LEG, Identity, Worker, WorkerConfig, identity};
 
 /// The model that the network serves.
@@ -30,13 +29,13 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
         spec.max_output_tokens = tokens.min(spec.max_output_tokens);
     }
     if let Some(seconds) = args.max_request_s {
+        if !seconds.is_finite() || seconds <= 0.0 {
+            bail!("--max-request-s must be a number of seconds above 0");
+        }
         spec.max_request_s = seconds.min(spec.max_request_s);
     }
     if spec.max_input_tokens == 0 || spec.max_output_tokens == 0 || args.default_max_tokens == 0 {
         bail!("token limits must be above 0");
-    }
-    if !spec.max_request_s.is_finite() || spec.max_request_s <= 0.0 {
-        bail!("--max-request-s must be a number of seconds above 0");
     }
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let host = session::describe_hardware().host;
@@ -66,7 +65,7 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     );
     let config = WorkerConfig {
         gateway: args.gw,
-        key: MinerKey::new(args.miner_key),
+        key: args.miner_key,
         identity,
         legs: args.legs,
         max_inflight: args.max_inflight,

@@ -33,6 +33,9 @@ pub enum JobError {
     /// It took too long.
     #[error("the request took longer than {} s", .0.as_secs())]
     Timeout(Duration),
+    /// This program has a fault that the request brought to light.
+    #[error("a fault of this miner: {0}")]
+    Fault(String),
     /// The worker is shutting down.
     #[error("the worker is shutting down")]
     ShuttingDown,
@@ -49,9 +52,11 @@ impl JobError {
                 ("service_unavailable", 503)
             }
             Self::Timeout(_) => ("timeout", 504),
-            Self::Backend(BackendError::Broken(_)) | Self::Proof(_) | Self::Rows { .. } | Self::Incomplete => {
-                ("server_error", 500)
-            }
+            Self::Backend(BackendError::Broken(_))
+            | Self::Proof(_)
+            | Self::Rows { .. }
+            | Self::Incomplete
+            | Self::Fault(_) => ("server_error", 500),
         };
         ErrorObject::new(&self.to_string(), kind, Some(status))
     }

@@ -41,6 +41,8 @@ pub struct Service {
 /// What a request may ask for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
+    /// Longest prompt and answer together, tokens.
+    pub context: usize,
     /// Longest prompt, tokens.
     pub max_input_tokens: usize,
     /// Longest answer, tokens.
@@ -95,7 +97,10 @@ impl Service {
     async fn work(&self, request: &JobRequest, mut on_delta: impl FnMut(Delta) + Send) -> Result<JobAnswer, JobError> {
         let mut timings = JobTimings::default();
         let started = Instant::now();
-        let prompt = self.chat.prompt(&request.chat)?.ids;
+        // Off the async threads: a long conversation takes a while to render and tokenise.
+        let (chat, conversation) = (self.chat.clone(), request.chat.clone());
+        let prompt = tokio::task::spawn_blocking(move || chat.prompt(&conversation)).await;
+        let prompt = prompt.map_err(|fault| JobError::Fault(fault.to_string()))??.ids;
         timings.prepare = started.elapsed();
         let max_tokens = self.max_tokens(request, prompt.len())?;
         let stop_ids: Vec<u32> = self.end_ids.iter().chain(&request.stop_ids).copied().collect();
@@ -203,7 +208,7 @@ impl Service {
             let message = format!("the prompt has {prompt} tokens; this model takes at most {most}");
             return Err(RequestError::new(message).into());
         }
-        let context = self.backend.info().context;
+        let context = self.limits.context.min(self.backend.info().context);
         let room = context.saturating_sub(prompt);
         if room == 0 {
             let message = format!("the prompt has {prompt} tokens and leaves no room in a context of {context}");

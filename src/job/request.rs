@@ -6,6 +6,9 @@ use uuid::Uuid;
 use crate::backend::SamplingParams;
 use crate::chat::{ChatRequest, RequestError};
 
+/// Every chosen id is looked for among them, on the thread that steps the model for everybody.
+const MAX_STOP_IDS: usize = 64;
+
 /// A request that has been read and found sound.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobRequest {
@@ -118,6 +121,12 @@ impl Fields<'_> {
         };
         let wrong = || RequestError::new(format!("{key} must be an array of token ids"));
         let list = value.as_array().ok_or_else(wrong)?;
+        if list.len() > MAX_STOP_IDS {
+            let count = list.len();
+            return Err(RequestError::new(format!(
+                "{key} has {count} ids; at most {MAX_STOP_IDS} are taken"
+            )));
+        }
         list.iter()
             .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong))
             .collect()
@@ -183,6 +192,7 @@ mod tests {
             ("n", json!(2)),
             ("seed", json!("x")),
             ("stop_token_ids", json!([-1])),
+            ("stop_token_ids", json!(vec![7; 65])),
         ] {
             let message = parse(json!({ key: value })).unwrap_err().to_string();
             assert!(message.starts_with(key), "{message}");

@@ -20,7 +20,7 @@ use crate::openai::Delta;
 use crate::protocol::{Chunk, GatewayFrame, MinerFrame, Output, Response, Serve};
 
 /// How long the peer may take to answer a close.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -119,6 +119,7 @@ impl Connection {
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ping.reset();
         let mut heard = Instant::now();
+        let mut stopping = false;
         loop {
             if let Some(until) = self.drain_until
                 && (self.live.is_empty() || Instant::now() >= until)
@@ -150,10 +151,13 @@ impl Connection {
                     if heard.elapsed() >= DEAD_AFTER {
                         return Ok(self.lost(format!("nothing heard for {} s", DEAD_AFTER.as_secs())));
                     }
-                    socket.send(Message::Ping(Vec::new().into())).await?;
+                    write(socket, Message::Ping(Vec::new().into())).await?;
                 }
-                () = stopped(&mut shutdown), if self.drain_until.is_none() => {
-                    self.drain_until = Some(Instant::now() + self.shared.config.shutdown_grace);
+                () = stopped(&mut shutdown), if !stopping => {
+                    stopping = true;
+                    // A connection that is being left already may have been given longer than a shutdown gives.
+                    let end = Instant::now() + self.shared.config.shutdown_grace;
+                    self.drain_until = Some(self.drain_until.map_or(end, |until| until.min(end)));
                 }
                 () = sleep_until(drain_until), if self.drain_until.is_some() => {}
             }
@@ -320,11 +324,26 @@ async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     frame: &MinerFrame,
 ) -> Result<(), tungstenite::Error> {
     match serde_json::to_string(frame) {
-        Ok(text) => socket.send(Message::text(text)).await,
+        Ok(text) => write(socket, Message::text(text)).await,
         // Frames are plain data with string keys, which always serialise.
         Err(error) => {
             tracing::error!(%error, "a frame could not be written");
             Ok(())
+        }
+    }
+}
+
+/// Sends a message to a peer that still reads: one that takes nothing for [`DEAD_AFTER`] is as dead as one that says
+/// nothing, and would otherwise hold the connection in this write.
+async fn write<S: AsyncRead + AsyncWrite + Unpin>(
+    socket: &mut WebSocketStream<S>,
+    message: Message,
+) -> Result<(), tungstenite::Error> {
+    match tokio::time::timeout(DEAD_AFTER, socket.send(message)).await {
+        Ok(sent) => sent,
+        Err(_) => {
+            let reason = format!("the gateway read nothing for {} s", DEAD_AFTER.as_secs());
+            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, reason).into())
         }
     }
 }

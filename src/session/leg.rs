@@ -79,13 +79,16 @@ impl Leg {
                     );
                     let mut running = tokio::spawn(connection.run(socket));
                     let closed = tokio::select! {
-                        closed = &mut running => closed,
+                        // An idle connection ends at once when it is asked to leave: both are true then, and a plain
+                        // end would wait before it dials.
+                        biased;
                         Ok(()) = &mut asked_to_leave => {
                             // The old connection lives on beside the new one until its requests are done.
                             draining.spawn(running);
                             backoff.reset();
                             continue;
                         }
+                        closed = &mut running => closed,
                     };
                     match closed {
                         Ok(Closed::Shutdown) => break,

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use super::DEFAULT_LEGS;
+use super::{DEFAULT_LEGS, MAX_LEGS};
 use crate::protocol::{Meta, meta_url};
 
 /// A gateway that restarts answers again within this.
 const TRIES: usize = 3;
 const BETWEEN: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// More legs than any gateway has: a larger number is a mistake.
-const MOST: usize = 64;
 
 /// The number of legs that the gateway asks for; [`DEFAULT_LEGS`] where it does not answer, since a worker with fewer
 /// legs than production has workers is refused at onboarding.
@@ -18,7 +16,7 @@ pub(super) async fn legs(gateway: &str) -> usize {
     let url = meta_url(gateway);
     for attempt in 1..=TRIES {
         match ask(&url).await {
-            Ok(meta) => return meta.workers.clamp(1, MOST),
+            Ok(meta) => return meta.workers.clamp(1, MAX_LEGS),
             Err(error) => tracing::warn!(url, attempt, %error, "the gateway does not say how many legs it wants"),
         }
         if attempt < TRIES {
@@ -29,6 +27,6 @@ pub(super) async fn legs(gateway: &str) -> usize {
 }
 
 async fn ask(url: &str) -> Result<Meta, reqwest::Error> {
-    let client = reqwest::Client::builder().timeout(TIMEOUT).build()?;
+    let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build()?;
     client.get(url).send().await?.error_for_status()?.json().await
 }

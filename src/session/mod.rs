@@ -26,6 +26,10 @@ use crate::protocol::{HelloCapacity, MinerKey};
 pub const DEFAULT_SLOTS_PER_LEG: usize = 3;
 /// Legs where the gateway does not say: what production runs. One would be refused at onboarding.
 pub const DEFAULT_LEGS: usize = 8;
+/// More legs than any gateway has: a larger number is a mistake.
+pub const MAX_LEGS: usize = 64;
+/// More requests at once than any machine serves: a larger number is a mistake.
+pub const MAX_INFLIGHT: usize = 65_536;
 /// The gateway drops a leg that is silent for 90 s.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 /// Websocket pings find dead peers that a heartbeat alone would not.
@@ -97,3 +101,6 @@ fn hello_capacity(total: usize, legs: usize, limits: &crate::job::Limits) -> Hel
         max_request_s: Some(limits.max_request.as_secs_f64()),
     }
 }
+
+#[cfg(test)]
+mod tests;

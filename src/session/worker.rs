@@ -18,7 +18,7 @@ const HEALTH_CHECK: Duration = Duration::from_secs(1);
 
 /// A miner's worker, ready to run.
 pub struct Worker {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     shutdown: watch::Sender<bool>,
 }
 

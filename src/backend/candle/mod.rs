@@ -27,6 +27,7 @@ pub use self::weights::{LoadError, ProgressFn};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
+use crate::machine;
 
 /// How the engine shares a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +76,8 @@ impl CandleBackend {
         let device = Device::Cpu;
         let config = DecoderConfig::read(checkpoint)?;
         let blocks = cache_blocks(&config, options)?;
+        // What the cache cannot hold is no context, whatever the model was made for.
+        let context = config.context.min(blocks as usize * BLOCK_TOKENS);
         let tensor_error = |source| LoadError::Tensor {
             name: "the key/value cache".into(),
             source,
@@ -91,7 +94,7 @@ impl CandleBackend {
                 },
                 hidden: config.hidden,
                 vocab: config.vocab,
-                context: config.context,
+                context,
             },
         )
         .map_err(|e| tensor_error(candle_core::Error::wrap(e)))?;
@@ -101,7 +104,7 @@ impl CandleBackend {
                 architecture: config.architecture,
                 hidden: config.hidden,
                 vocab: config.vocab,
-                context: config.context,
+                context,
                 max_running: options.max_running.max(1),
             },
             engine,
@@ -137,8 +140,19 @@ impl Backend for CandleBackend {
 
 /// Blocks of the key/value cache.
 fn cache_blocks(config: &DecoderConfig, options: &EngineOptions) -> Result<u32, LoadError> {
-    let default = || (EngineOptions::DEFAULT_CACHE_BYTES / config.kv().bytes_per_token().max(1)).min(config.context);
+    let bytes_per_token = config.kv().bytes_per_token().max(1);
+    let default = || (EngineOptions::DEFAULT_CACHE_BYTES / bytes_per_token).min(config.context);
     let tokens = options.max_total_tokens.unwrap_or_else(default);
+    let bytes = tokens.saturating_mul(bytes_per_token) as u64;
+    // A refused allocation would end the process without a word.
+    if let Some(available) = machine::memory()
+        .map(|memory| memory.available)
+        .filter(|available| bytes > *available)
+    {
+        return Err(LoadError::Config(format!(
+            "a key/value cache of {tokens} tokens takes {bytes} bytes and {available} are free; lower --max-total-tokens"
+        )));
+    }
     let blocks = tokens.div_ceil(BLOCK_TOKENS).max(1);
     // Slots are numbered in 32 bits.
     u32::try_from(blocks)

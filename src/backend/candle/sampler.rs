@@ -9,7 +9,7 @@ use crate::backend::SamplingParams;
 
 /// One sequence's way of choosing: its parameters, its random numbers and what it has seen.
 ///
-/// Draws one random number a token whatever the batch, so a seed gives the same answer in any company.
+/// Draws one random number a token whatever the batch, so a seed means the same in any company.
 #[derive(Debug)]
 pub(super) struct Sampler {
     params: SamplingParams,
@@ -74,7 +74,7 @@ impl Sampler {
     fn draw(&mut self, logits: &[f32]) -> Option<u32> {
         let highest = argmax(logits).and_then(|id| logits.get(id as usize).copied())?;
         let p = &self.params;
-        // Probabilities relative to the best id's, which is 1. What min-p drops need not be sorted.
+        // Probabilities relative to the best id's, which is 1; so min-p is a plain floor.
         let relative = |logit: f32| ((logit - highest) / p.temperature).exp();
         let mut candidates: Vec<(u32, f32)> = (0_u32..)
             .zip(logits)
@@ -86,10 +86,13 @@ impl Sampler {
             candidates.select_nth_unstable_by(k, by_weight);
             candidates.truncate(k);
         }
-        // Sorted always: the same number then draws the same id whatever was filtered in which order.
-        candidates.sort_unstable_by(by_weight);
         if p.top_p < 1.0 {
+            // Ids below an even share of what top-p leaves out cannot be inside it, all of them together: they need no
+            // sorting, which on a large vocabulary is most of the work.
             let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
+            let share = (1.0 - p.top_p) * total / candidates.len() as f32;
+            candidates.retain(|(_, weight)| *weight >= share.min(1.0));
+            candidates.sort_unstable_by(by_weight);
             let mut reached = 0.0;
             let inside = candidates.iter().position(|(_, weight)| {
                 reached += weight;

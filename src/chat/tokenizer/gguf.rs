@@ -27,7 +27,7 @@ pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, String> {
         .ok_or("tokenizer.ggml.tokens is missing or no list of texts")?;
     let types: Vec<u64> = match file.array("tokenizer.ggml.token_type") {
         None => vec![NORMAL; tokens.len()],
-        Some(types) => types.iter().map(|kind| as_u64(kind).unwrap_or(NORMAL)).collect(),
+        Some(types) => types.iter().map(|kind| kind.as_u64().unwrap_or(NORMAL)).collect(),
     };
     if types.len() != tokens.len() {
         return Err(format!("{} token types for {} tokens", types.len(), tokens.len()));
@@ -44,7 +44,7 @@ pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, String> {
         })
         .collect();
     let form = match kind {
-        "gpt2" => byte_level(file)?,
+        "gpt2" => byte_level(file, &vocab)?,
         "llama" => sentence_piece(file, &tokens, &types, &vocab)?,
         other => {
             return Err(format!(
@@ -73,14 +73,22 @@ struct Form {
 }
 
 /// Byte-level pairs with an explicit list of merges, as GPT-2 has them.
-fn byte_level(file: &GgufFile) -> Result<Form, String> {
+fn byte_level(file: &GgufFile, vocab: &HashMap<&str, usize>) -> Result<Form, String> {
     let merges = file
         .strings("tokenizer.ggml.merges")
         .ok_or("tokenizer.ggml.merges is missing or no list of texts")?;
     let merges = merges
         .into_iter()
         .map(|pair| match pair.split_once(' ') {
-            Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
+            // The tokenizer library takes for granted that both and their union are tokens.
+            Some((left, right))
+                if [left, right, &format!("{left}{right}")]
+                    .iter()
+                    .all(|t| vocab.contains_key(t)) =>
+            {
+                Ok((left.to_owned(), right.to_owned()))
+            }
+            Some(_) => Err(format!("the merge {pair:?} is of tokens that the vocabulary lacks")),
             None => Err(format!("the merge {pair:?} is no pair")),
         })
         .collect::<Result<_, _>>()?;
@@ -129,7 +137,9 @@ fn sentence_piece(
         if *kind != NORMAL {
             continue;
         }
-        let score = as_f64(score).ok_or("tokenizer.ggml.scores has something that is no number")?;
+        let score = score
+            .as_f64()
+            .ok_or("tokenizer.ggml.scores has something that is no number")?;
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (vocab.get(left), vocab.get(right)) {
@@ -174,18 +184,112 @@ fn sentence_piece(
     })
 }
 
-fn as_u64(value: &crate::checkpoint::gguf::GgufValue) -> Option<u64> {
-    match value {
-        crate::checkpoint::gguf::GgufValue::Unsigned(n) => Some(*n),
-        _ => None,
-    }
-}
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::checkpoint::gguf::GgufValue;
+    use crate::checkpoint::gguf::testing::metadata_only;
 
-fn as_f64(value: &crate::checkpoint::gguf::GgufValue) -> Option<f64> {
-    match value {
-        crate::checkpoint::gguf::GgufValue::Float(x) => Some(*x),
-        crate::checkpoint::gguf::GgufValue::Unsigned(n) => Some(*n as f64),
-        crate::checkpoint::gguf::GgufValue::Signed(n) => Some(*n as f64),
-        _ => None,
+    fn texts(texts: &[&str]) -> GgufValue {
+        GgufValue::Array(texts.iter().map(|t| GgufValue::String((*t).into())).collect())
+    }
+
+    fn text(text: &str) -> GgufValue {
+        GgufValue::String(text.into())
+    }
+
+    fn json(values: &[(&str, GgufValue)]) -> Result<Value, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.gguf");
+        std::fs::write(&path, metadata_only(values)).unwrap();
+        tokenizer_json(&GgufFile::open(&path).unwrap())
+    }
+
+    /// Pieces as Llama 2 has them: bytes, letters and a few words with scores that decide the merges.
+    pub(in crate::chat::tokenizer) fn sentence_piece_json() -> Value {
+        let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
+        tokens.extend((0..=255).map(|b| format!("<0x{b:02X}>")));
+        let words = [
+            "▁", "o", "k", "h", "e", "l", "ok", "▁o", "▁ok", "he", "ll", "hell", "lo", "hello",
+        ];
+        tokens.extend(words.map(str::to_owned));
+        // Control, byte and normal tokens; words are scored by their place, the first ones best.
+        let types = [2, 3, 3].into_iter().chain([6; 256]).chain([1; 14]);
+        let scores = [0.0; 259].into_iter().chain((0..14).map(|n| -f64::from(n)));
+        let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        json(&[
+            ("tokenizer.ggml.model", text("llama")),
+            ("tokenizer.ggml.tokens", texts(&tokens)),
+            (
+                "tokenizer.ggml.token_type",
+                GgufValue::Array(types.map(GgufValue::Unsigned).collect()),
+            ),
+            (
+                "tokenizer.ggml.scores",
+                GgufValue::Array(scores.map(GgufValue::Float).collect()),
+            ),
+        ])
+        .unwrap()
+    }
+
+    fn pieces(json: &Value, text: &str) -> Vec<String> {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        tokenizer.encode(text, false).unwrap().get_tokens().to_vec()
+    }
+
+    #[test]
+    fn scores_decide_which_pieces_merge() {
+        let json = sentence_piece_json();
+        // `ok` merges before `▁o` and leaves `▁ok`; `he` and `ll` merge to `hell` before `lo` gets its chance.
+        assert_eq!(pieces(&json, "ok"), ["▁ok"]);
+        assert_eq!(pieces(&json, "hello"), ["▁", "hell", "o"]);
+        // What no piece has falls back to bytes; a control token in the text is one.
+        assert_eq!(pieces(&json, "é</s>"), ["▁", "<0xC3>", "<0xA9>", "</s>"]);
+    }
+
+    #[test]
+    fn words_are_cut_as_the_file_says() {
+        let tokens: Vec<String> = "12345 ab"
+            .chars()
+            .map(|c| if c == ' ' { "Ġ".into() } else { c.to_string() })
+            .collect();
+        let mut tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        tokens.extend(["12", "123", "34", "345", "45", "<|end|>"]);
+        let types = [1; 13].into_iter().chain([3]).map(GgufValue::Unsigned).collect();
+        let file = |pre: &str, merges: &[&str]| {
+            json(&[
+                ("tokenizer.ggml.model", text("gpt2")),
+                ("tokenizer.ggml.pre", text(pre)),
+                ("tokenizer.ggml.tokens", texts(&tokens)),
+                ("tokenizer.ggml.token_type", GgufValue::Array(Vec::clone(&types))),
+                ("tokenizer.ggml.merges", texts(merges)),
+            ])
+        };
+        let merges = ["1 2", "12 3", "3 4", "34 5", "4 5"];
+        assert_eq!(
+            pieces(&file("smollm", &merges).unwrap(), "12345<|end|>"),
+            ["1", "2", "3", "4", "5", "<|end|>"]
+        );
+        assert_eq!(pieces(&file("llama-bpe", &merges).unwrap(), "12345"), ["123", "45"]);
+        assert_eq!(
+            pieces(&file("gpt-2", &merges).unwrap(), "12345 ab"),
+            ["123", "45", "Ġ", "a", "b"]
+        );
+        assert!(file("dreams", &merges).unwrap_err().contains("dreams"));
+        assert!(file("gpt-2", &["1 9"]).unwrap_err().contains("vocabulary lacks"));
+        assert!(
+            file("gpt-2", &["a b"]).unwrap_err().contains("vocabulary lacks"),
+            "the union must be a token too"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert!(json(&[("a", text("b"))]).unwrap_err().contains("tokenizer.ggml.model"));
+        let odd = json(&[
+            ("tokenizer.ggml.model", text("t5")),
+            ("tokenizer.ggml.tokens", texts(&["a"])),
+        ]);
+        assert!(odd.unwrap_err().contains("t5"));
     }
 }

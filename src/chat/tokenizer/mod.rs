@@ -2,6 +2,7 @@
 
 mod gguf;
 
+use std::panic::catch_unwind;
 use std::path::PathBuf;
 
 use super::request::RequestError;
@@ -41,7 +42,13 @@ impl Tokenizer {
         let (path, json) = match checkpoint {
             Checkpoint::Folder(folder) => {
                 let path = folder.tokenizer_file();
-                let bytes = std::fs::read(&path).map_err(|_| TokenizerError::Missing { path: path.clone() })?;
+                let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
+                    std::io::ErrorKind::NotFound => TokenizerError::Missing { path: path.clone() },
+                    _ => TokenizerError::Invalid {
+                        path: path.clone(),
+                        reason: source.to_string(),
+                    },
+                })?;
                 (path, bytes)
             }
             Checkpoint::Gguf(file) => {
@@ -57,7 +64,10 @@ impl Tokenizer {
             path: path.clone(),
             reason,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| invalid(e.to_string()))?;
+        // The library asserts some relations that a damaged file can break; at start that must be an error like others.
+        let inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
+            .map_err(|_| invalid("it contradicts itself".into()))?;
+        let mut inner = inner.map_err(|e| invalid(e.to_string()))?;
         // Some files carry the settings of their training: a prompt must be neither cut nor padded.
         inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
         inner.with_padding(None);
@@ -108,6 +118,14 @@ pub(in crate::chat) mod tests {
     pub(in crate::chat) fn fixture() -> Tokenizer {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny-llama");
         Tokenizer::open(&Checkpoint::open(path.as_ref()).unwrap()).unwrap()
+    }
+
+    /// A tokenizer that falls back to bytes.
+    pub(in crate::chat) fn sentence_piece() -> Tokenizer {
+        let json = gguf::tests::sentence_piece_json().to_string();
+        Tokenizer {
+            inner: tokenizers::Tokenizer::from_bytes(json).unwrap(),
+        }
     }
 
     #[test]

@@ -27,8 +27,7 @@ impl<'a> GgufWeights<'a> {
             .tensor_names()
             .filter_map(|name| file.tensor(name))
             .filter_map(|tensor| stored_bytes(ggml_dtype(tensor.dtype)?, &tensor.shape))
-            .map(|bytes| bytes as u64)
-            .sum();
+            .fold(0_u64, |total, bytes| total.saturating_add(bytes as u64));
         Self {
             file,
             heads,
@@ -151,8 +150,10 @@ fn stored_name(name: &str) -> Option<String> {
 fn stored_bytes(dtype: GgmlDType, shape: &[usize]) -> Option<usize> {
     let elements: usize = shape.iter().product();
     let row = *shape.last()?;
-    row.is_multiple_of(dtype.block_size())
-        .then(|| elements / dtype.block_size() * dtype.type_size())
+    if !row.is_multiple_of(dtype.block_size()) {
+        return None;
+    }
+    (elements / dtype.block_size()).checked_mul(dtype.type_size())
 }
 
 /// ggml's element types by their numbers in files.

@@ -104,7 +104,7 @@ pub enum LoadError {
     },
 }
 
-/// Where a model's parts come from. All products are f32 or quantised, on the source's device.
+/// Where a model's parts come from. All products are f32, on the source's device.
 pub(super) trait WeightSource {
     /// Whether a tensor is there.
     fn contains(&self, name: &str) -> bool;

@@ -1,0 +1,178 @@
+//! The program as a user runs it: bad input gives one clear line and a non-zero exit.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use engy_miner::gateway::{Gateway, GatewayConfig};
+use engy_miner::protocol::MinerKey;
+
+use crate::site::fixture;
+
+/// A command that ends within a minute: one that fails to fail would serve for ever.
+fn engy_miner(args: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command
+        .args(["60", env!("CARGO_BIN_EXE_engy-miner")])
+        .args(args)
+        .env_clear()
+        .env("ENGY_LOG", "warn");
+    command
+}
+
+/// Runs a command that must fail: one line on standard error that starts with the program's name and says `what`.
+fn fails_with(output: Output, what: &str) {
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let lines: Vec<&str> = stderr.lines().filter(|line| !line.contains(" WARN ")).collect();
+    assert_eq!(lines.len(), 1, "{stderr}");
+    assert!(
+        lines[0].starts_with("engy-miner: ") && lines[0].contains(what),
+        "{stderr}"
+    );
+    assert!(
+        !stderr.contains("panicked") && !stderr.contains("mk-secret"),
+        "{stderr}"
+    );
+}
+
+fn mine(checkpoint: &Path, state: &Path) -> Command {
+    let spec = fixture("tiny.toml");
+    let mut command = engy_miner(&["mine", "--legs", "2"]);
+    command
+        .arg("--checkpoint")
+        .arg(checkpoint)
+        .arg("--spec")
+        .arg(spec)
+        .arg("--state-dir")
+        .arg(state);
+    command.env("MINER_KEY", "mk-secret").env("GW", "ws://127.0.0.1:9/gw");
+    command
+}
+
+#[test]
+fn checkpoints_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let run = |checkpoint: &Path| mine(checkpoint, dir.path()).output().unwrap();
+    fails_with(run(&path("gone")), "no checkpoint at");
+    std::fs::write(path("junk.gguf"), b"not a model").unwrap();
+    fails_with(run(&path("junk.gguf")), "not a GGUF file");
+    std::fs::write(path("cut.gguf"), b"GGUF\x03\0\0\0\x10\0\0\0\0\0\0\0").unwrap();
+    fails_with(run(&path("cut.gguf")), "truncated or corrupt");
+
+    let llama = fixture("models/tiny-llama");
+    let broken = path("broken");
+    std::fs::create_dir(&broken).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(llama.join(name), broken.join(name)).unwrap();
+    }
+    fails_with(run(&broken), "no *.safetensors in");
+    let weights = std::fs::read(llama.join("model.safetensors")).unwrap();
+    std::fs::write(broken.join("model.safetensors"), &weights[..weights.len() - 1000]).unwrap();
+    fails_with(run(&broken), "is truncated or corrupt");
+    std::fs::write(broken.join("model.safetensors"), &weights).unwrap();
+    std::fs::write(broken.join("tokenizer.json"), "{}").unwrap();
+    fails_with(run(&broken), "the tokenizer of");
+    std::fs::remove_file(broken.join("tokenizer.json")).unwrap();
+    fails_with(run(&broken), "no tokenizer at");
+    std::fs::write(broken.join("config.json"), r#"{"model_type": "mamba"}"#).unwrap();
+    fails_with(run(&broken), "the architecture \"mamba\" is not supported");
+}
+
+#[test]
+fn flags_that_cannot_be_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let llama = fixture("models/tiny-llama");
+    fails_with(
+        mine(&llama, dir.path()).args(["--backend", "sglang"]).output().unwrap(),
+        "not built yet",
+    );
+    fails_with(
+        mine(&llama, dir.path())
+            .env("GW", "http://127.0.0.1:9/gw")
+            .output()
+            .unwrap(),
+        "not ws or wss",
+    );
+    fails_with(
+        mine(&llama, dir.path()).env("GW", "not an address").output().unwrap(),
+        "gateway address",
+    );
+    fails_with(
+        mine(&llama, dir.path()).env("MINER_KEY", "").output().unwrap(),
+        "MINER_KEY is empty",
+    );
+    fails_with(
+        mine(&llama, dir.path())
+            .args(["--worker-name", "../x"])
+            .output()
+            .unwrap(),
+        "worker name",
+    );
+    fails_with(
+        mine(&llama, dir.path())
+            .args(["--max-request-s", "nan"])
+            .output()
+            .unwrap(),
+        "--max-request-s",
+    );
+    let unknown = engy_miner(&["demo", "--model", "gpt-5", "--checkpoint", "x"])
+        .output()
+        .unwrap();
+    fails_with(unknown, "no spec for the model \"gpt-5\"");
+    let home = engy_miner(&["demo"]).env("HOME", dir.path()).output().unwrap();
+    fails_with(home, "run scripts/fetch-demo-model");
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = holder.local_addr().unwrap().to_string();
+    fails_with(
+        engy_miner(&["gateway", "--listen", &address]).output().unwrap(),
+        &address,
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_key() {
+    let mut config = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    config.miner_key = Some(MinerKey::new("mk-right"));
+    let gateway = Gateway::bind(config).await.unwrap();
+    let url = gateway.ws_url();
+    tokio::spawn(gateway.run(std::future::pending()));
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = mine(&fixture("models/tiny-llama"), dir.path());
+    command.env("GW", url);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap())
+        .await
+        .unwrap();
+    fails_with(output, "refuses this worker: unknown miner key");
+}
+
+#[test]
+fn proofs_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let llama = fixture("models/tiny-llama");
+    let (llama, spec) = (llama.to_str().unwrap(), fixture("tiny.toml"));
+    let verify = |proof: &str| {
+        let path = dir.path().join("proof.json");
+        std::fs::write(&path, proof).unwrap();
+        engy_miner(&["verify", "--checkpoint", llama])
+            .arg("--spec")
+            .arg(&spec)
+            .arg(&path)
+            .output()
+            .unwrap()
+    };
+    fails_with(verify("{"), "is no proof");
+    fails_with(verify("{}"), "is no proof");
+    let empty = r#"{"commitment": {"model_root": "", "output_token_ids": [], "toploc": {"proofs": [], "topk": 16,
+        "decode_batching_size": 32, "skip_prefill": true, "n_tokens": 0, "prompt_ids": []}}}"#;
+    fails_with(verify(empty), "no prompt or no answer");
+    let gone = engy_miner(&["verify", "--checkpoint", llama, "/nonexistent.json"])
+        .output()
+        .unwrap();
+    fails_with(gone, "cannot read the proof");
+}
