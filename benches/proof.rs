@@ -31,20 +31,12 @@ fn main() {
         return;
     }
     println!("us per token, hidden {HIDDEN}, top-k {DEFAULT_TOPK}, batch {DEFAULT_BATCH}");
-    for (name, rows, total) in [
-        ("gaussian", &gaussian, total),
-        (
-            "heavy tail",
-            &heavy,
-            fastest(|| prove(&heavy, DEFAULT_TOPK, DEFAULT_BATCH)),
-        ),
-    ] {
+    for (name, rows, total) in
+        [("gaussian", &gaussian, total), ("heavy tail", &heavy, fastest(|| prove(&heavy, DEFAULT_TOPK, DEFAULT_BATCH)))]
+    {
         // A batch left open is never interpolated, so its cost is the scan's.
         let scan = fastest(|| scan_only(rows));
-        println!(
-            "{name:<11} total {total:.3}  scan {scan:.3}  interpolate {:.3}",
-            total - scan
-        );
+        println!("{name:<11} total {total:.3}  scan {scan:.3}  interpolate {:.3}", total - scan);
     }
     println!("floor       {:.3}  (sum of the same rows)", fastest(|| sum(&gaussian)));
 }
@@ -70,10 +62,7 @@ fn prove(rows: &[bf16], topk: usize, batch: usize) {
 
 /// Scans batches of the usual length without closing them.
 fn scan_only(rows: &[bf16]) {
-    let params = ProofParams {
-        topk: DEFAULT_TOPK,
-        batch: DEFAULT_BATCH + 1,
-    };
+    let params = ProofParams { topk: DEFAULT_TOPK, batch: DEFAULT_BATCH + 1 };
     for batch in rows.chunks_exact(DEFAULT_BATCH * HIDDEN) {
         let mut builder = ProofBuilder::new(params, HIDDEN).unwrap();
         for row in batch.chunks_exact(HIDDEN) {

@@ -125,12 +125,7 @@ pub struct MineArgs {
 #[derive(Debug, Args)]
 pub struct GatewayArgs {
     /// Where to listen.
-    #[arg(
-        long,
-        env = "ENGY_GATEWAY_LISTEN",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:8800"
-    )]
+    #[arg(long, env = "ENGY_GATEWAY_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8800")]
     pub listen: SocketAddr,
     /// Legs that each miner is asked for.
     #[arg(long, env = "ENGY_GW_WORKERS", value_name = "N", default_value_t = gateway::DEFAULT_LEGS)]
@@ -198,11 +193,7 @@ mod tests {
     #[test]
     fn help_does_not_show_the_key() {
         let mut command = Cli::command();
-        let help = command
-            .find_subcommand_mut("mine")
-            .unwrap()
-            .render_long_help()
-            .to_string();
+        let help = command.find_subcommand_mut("mine").unwrap().render_long_help().to_string();
         assert!(help.contains("MINER_KEY") && !help.contains("MINER_KEY="), "{help}");
     }
 }

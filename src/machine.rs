@@ -14,9 +14,7 @@ pub struct Memory {
 /// The host's name; empty where it cannot be read.
 #[must_use]
 pub fn host_name() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .unwrap_or_default()
+    fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
 }
 
 /// Main memory; `None` where the system does not tell.
@@ -27,15 +25,10 @@ pub fn memory() -> Option<Memory> {
 
 fn parse(meminfo: &str) -> Option<Memory> {
     let bytes = |key: &str| -> Option<u64> {
-        let value = meminfo
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+        let value = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
         value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
     };
-    Some(Memory {
-        total: bytes("MemTotal")?,
-        available: bytes("MemAvailable")?,
-    })
+    Some(Memory { total: bytes("MemTotal")?, available: bytes("MemAvailable")? })
 }
 
 #[cfg(test)]
@@ -45,10 +38,7 @@ mod tests {
     #[test]
     fn memory_is_read_in_bytes() {
         let text = "MemTotal:       264032464 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n";
-        let memory = Memory {
-            total: 264_032_464 * 1024,
-            available: 1 << 20,
-        };
+        let memory = Memory { total: 264_032_464 * 1024, available: 1 << 20 };
         assert_eq!(parse(text), Some(memory));
         assert_eq!(parse("MemTotal: x kB"), None);
     }

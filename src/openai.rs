@@ -84,10 +84,7 @@ impl Delta {
     /// A delta of plain text.
     #[must_use]
     pub fn content(text: impl Into<String>) -> Self {
-        Self {
-            content: Some(text.into()),
-            ..Self::default()
-        }
+        Self { content: Some(text.into()), ..Self::default() }
     }
 
     /// True when appending this delta changes nothing.
@@ -128,9 +125,7 @@ impl Usage {
             prompt_tokens: prompt,
             completion_tokens: completion,
             total_tokens: prompt.saturating_add(completion),
-            prompt_tokens_details: (cached > 0).then_some(PromptTokensDetails {
-                cached_tokens: cached.min(prompt),
-            }),
+            prompt_tokens_details: (cached > 0).then_some(PromptTokensDetails { cached_tokens: cached.min(prompt) }),
         }
     }
 }

@@ -317,11 +317,7 @@ impl ErrorObject {
     /// An error object whose message fits the protocol.
     #[must_use]
     pub fn new(message: &str, kind: &str, status: Option<u16>) -> Self {
-        Self {
-            message: message.chars().take(MAX_ERROR_CHARS).collect(),
-            kind: kind.to_owned(),
-            status,
-        }
+        Self { message: message.chars().take(MAX_ERROR_CHARS).collect(), kind: kind.to_owned(), status }
     }
 }
 
@@ -329,13 +325,7 @@ impl Response {
     /// The response of a request that failed.
     #[must_use]
     pub fn failure(corr_id: String, request_id: String, error: ErrorObject) -> Self {
-        Self {
-            corr_id,
-            request_id,
-            commitment: None,
-            output: Output::none(),
-            error: Some(ErrorField::Object(error)),
-        }
+        Self { corr_id, request_id, commitment: None, output: Output::none(), error: Some(ErrorField::Object(error)) }
     }
 }
 
@@ -350,11 +340,7 @@ pub struct Meta {
 #[must_use]
 pub fn leg_url(gateway: &str, index: usize, legs: usize) -> String {
     let base = gateway.trim_end_matches('/');
-    if legs <= 1 {
-        base.to_owned()
-    } else {
-        format!("{base}/{index}")
-    }
+    if legs <= 1 { base.to_owned() } else { format!("{base}/{index}") }
 }
 
 /// The address of `/meta` for a gateway's websocket address (`ws` becomes `http`, `wss` becomes `https`).
@@ -378,9 +364,9 @@ fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Co
     }
     match Option::<Field>::deserialize(deserializer)? {
         Some(Field::Full(commitment)) => Ok(Some(commitment)),
-        Some(Field::Empty(fields)) if !fields.is_empty() => Err(serde::de::Error::custom(
-            "the commitment lacks fields of a TOPLOC commitment",
-        )),
+        Some(Field::Empty(fields)) if !fields.is_empty() => {
+            Err(serde::de::Error::custom("the commitment lacks fields of a TOPLOC commitment"))
+        }
         _ => Ok(None),
     }
 }
@@ -394,12 +380,7 @@ mod tests {
     fn reads_the_gateway_frames_of_the_protocol() {
         let frame = |value: Value| serde_json::from_value::<GatewayFrame>(value).unwrap();
         assert_eq!(frame(json!({"type": "admit", "extra": {"x": 1}})), GatewayFrame::Admit);
-        assert_eq!(
-            frame(json!({"type": "deny", "reason": "no"})),
-            GatewayFrame::Deny {
-                reason: Some("no".into())
-            }
-        );
+        assert_eq!(frame(json!({"type": "deny", "reason": "no"})), GatewayFrame::Deny { reason: Some("no".into()) });
         assert_eq!(frame(json!({"type": "ping"})), GatewayFrame::Ping);
         assert_eq!(frame(json!({"type": "reconnect"})), GatewayFrame::Reconnect);
         assert_eq!(frame(json!({"type": "rebalance", "x": 1})), GatewayFrame::Unknown);
@@ -444,16 +425,8 @@ mod tests {
 
     #[test]
     fn a_load_broadcast_leaves_capacity_and_kv_out() {
-        let beat = MinerFrame::Heartbeat(Heartbeat {
-            inflight: 2,
-            idle_seconds: 0.0,
-            capacity: None,
-            kv: None,
-        });
-        assert_eq!(
-            serde_json::to_string(&beat).unwrap(),
-            r#"{"type":"heartbeat","inflight":2,"idle_seconds":0.0}"#
-        );
+        let beat = MinerFrame::Heartbeat(Heartbeat { inflight: 2, idle_seconds: 0.0, capacity: None, kv: None });
+        assert_eq!(serde_json::to_string(&beat).unwrap(), r#"{"type":"heartbeat","inflight":2,"idle_seconds":0.0}"#);
     }
 
     #[test]

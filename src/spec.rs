@@ -9,10 +9,8 @@ use crate::proof::PRIME;
 /// The name of the model that `engy-miner demo` runs.
 pub const DEMO_MODEL: &str = "smollm2-135m-instruct";
 
-const COMPILED_IN: [&str; 2] = [
-    include_str!("../models/qwen3.6-35b-a3b.toml"),
-    include_str!("../models/smollm2-135m-instruct.toml"),
-];
+const COMPILED_IN: [&str; 2] =
+    [include_str!("../models/qwen3.6-35b-a3b.toml"), include_str!("../models/smollm2-135m-instruct.toml")];
 
 /// A served model's limits, parsers and proof parameters.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -109,10 +107,7 @@ impl ModelSpec {
             }
             known.push(spec.name);
         }
-        Err(SpecError::Unknown {
-            name: name.into(),
-            known: known.join(", "),
-        })
+        Err(SpecError::Unknown { name: name.into(), known: known.join(", ") })
     }
 
     /// A spec from a file of the same form.
@@ -120,37 +115,22 @@ impl ModelSpec {
     /// # Errors
     /// When it cannot be read or does not parse.
     pub fn from_file(path: &Path) -> Result<Self, SpecError> {
-        let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read {
-            path: path.into(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read { path: path.into(), source })?;
         Self::parse(&text, &path.display().to_string())
     }
 
     fn parse(text: &str, origin: &str) -> Result<Self, SpecError> {
-        let invalid = |reason: String| SpecError::Invalid {
-            origin: origin.into(),
-            reason,
-        };
+        let invalid = |reason: String| SpecError::Invalid { origin: origin.into(), reason };
         let spec: Self = toml::from_str(text).map_err(|e| invalid(e.to_string()))?;
-        let positive = [
-            spec.context,
-            spec.max_input_tokens,
-            spec.max_output_tokens,
-            spec.toploc.k,
-        ];
+        let positive = [spec.context, spec.max_input_tokens, spec.max_output_tokens, spec.toploc.k];
         if positive.contains(&0) || !spec.max_request_s.is_finite() || spec.max_request_s <= 0.0 {
             return Err(invalid("limits and toploc.k must be above 0".into()));
         }
         if spec.toploc.k > PRIME as usize {
-            return Err(invalid(format!(
-                "toploc.k must be at most {PRIME}, the points that a proof can tell apart"
-            )));
+            return Err(invalid(format!("toploc.k must be at most {PRIME}, the points that a proof can tell apart")));
         }
         if !(0.0..=1.0).contains(&spec.toploc.p) || spec.toploc.v > spec.toploc.k {
-            return Err(invalid(
-                "toploc.p must be within 0 to 1, and toploc.v at most toploc.k".into(),
-            ));
+            return Err(invalid("toploc.p must be within 0 to 1, and toploc.v at most toploc.k".into()));
         }
         Ok(spec)
     }
@@ -163,10 +143,7 @@ mod tests {
     #[test]
     fn the_served_model_has_the_promised_limits() {
         let spec = ModelSpec::named("qwen3.6-35b-a3b").unwrap();
-        assert_eq!(
-            (spec.context, spec.max_input_tokens, spec.max_output_tokens),
-            (262_144, 229_376, 32_768)
-        );
+        assert_eq!((spec.context, spec.max_input_tokens, spec.max_output_tokens), (262_144, 229_376, 32_768));
         assert_eq!(spec.max_request_s, 1800.0);
         assert_eq!(spec.toploc, ToplocSpec { k: 128, v: 40, p: 0.99 });
         assert_eq!(spec.tool_parser, Some(ToolParser::Qwen3Coder));

@@ -79,35 +79,22 @@ pub async fn verify(
     if claim.n_tokens != tokens {
         return wrong(format!("it counts {} tokens and lists {tokens}", claim.n_tokens));
     }
-    let proofs = claim
-        .proofs
-        .iter()
-        .map(|proof| Proof::from_base64(proof, spec.k))
-        .collect::<Result<_, _>>()?;
-    let params = ProofParams {
-        topk: spec.k,
-        batch: DEFAULT_BATCH,
-    };
+    let proofs = claim.proofs.iter().map(|proof| Proof::from_base64(proof, spec.k)).collect::<Result<_, _>>()?;
+    let params = ProofParams { topk: spec.k, batch: DEFAULT_BATCH };
     let mut verifier = Verifier::new(proofs, params, backend.info().hidden)?;
     // Row j is the state after the prompt and the first j tokens of the answer; the last token is never read.
     let mut sequence = claim.prompt_ids.clone();
     sequence.extend(&commitment.output_token_ids[..tokens - 1]);
-    let rows = backend
-        .hidden_states(sequence, claim.prompt_ids.len() - 1)
-        .await
-        .map_err(|error| match error {
-            // Ids outside the vocabulary, or more than the model can read: no honest answer has them.
-            BackendError::Client(reason) => VerifyError::Commitment(reason),
-            other => VerifyError::Backend(other),
-        })?;
+    let rows = backend.hidden_states(sequence, claim.prompt_ids.len() - 1).await.map_err(|error| match error {
+        // Ids outside the vocabulary, or more than the model can read: no honest answer has them.
+        BackendError::Client(reason) => VerifyError::Commitment(reason),
+        other => VerifyError::Backend(other),
+    })?;
     for row in &rows {
         verifier.push(row)?;
     }
     let verification = verifier.finish()?;
-    let policy = Policy {
-        max_mismatches: spec.v,
-        pass_ratio: spec.p,
-    };
+    let policy = Policy { max_mismatches: spec.v, pass_ratio: spec.p };
     Ok(Report {
         tokens,
         verdict: policy.judge(&verification),

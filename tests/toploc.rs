@@ -71,10 +71,7 @@ struct Rows {
 
 impl Case {
     fn params(&self) -> ProofParams {
-        ProofParams {
-            topk: self.topk,
-            batch: self.decode_batching_size,
-        }
+        ProofParams { topk: self.topk, batch: self.decode_batching_size }
     }
 
     /// Rows in the first list element, and in the first batch.
@@ -83,11 +80,7 @@ impl Case {
             Some((_, rows)) => rows.parse().unwrap(),
             None => 1,
         };
-        if self.skip_prefill {
-            (element, element + self.decode_batching_size - 1)
-        } else {
-            (element, element)
-        }
+        if self.skip_prefill { (element, element + self.decode_batching_size - 1) } else { (element, element) }
     }
 
     fn build(&self, rows: &Rows) -> Result<Vec<Proof>, ProofError> {
@@ -126,11 +119,7 @@ fn golden() -> (Golden, HashMap<String, Rows>) {
         .into_iter()
         .map(|(name, tensor)| {
             assert_eq!(tensor.dtype(), safetensors::Dtype::BF16, "{name}");
-            let flat = tensor
-                .data()
-                .chunks_exact(2)
-                .map(|pair| bf16::from_le_bytes([pair[0], pair[1]]))
-                .collect();
+            let flat = tensor.data().chunks_exact(2).map(|pair| bf16::from_le_bytes([pair[0], pair[1]])).collect();
             let hidden = tensor.shape()[1];
             (name, Rows { flat, hidden })
         })
@@ -157,9 +146,7 @@ fn every_golden_case_is_reproduced() {
         } else if case.null {
             let first_small = case.batches.iter().position(|b| b.numel < case.topk);
             match built {
-                Err(ProofError::TopKTooLarge {
-                    batch, elements, topk, ..
-                }) => {
+                Err(ProofError::TopKTooLarge { batch, elements, topk, .. }) => {
                     assert_eq!(Some(batch), first_small, "{}", case.name);
                     assert_eq!(elements, case.batches[batch].numel, "{}", case.name);
                     assert_eq!(topk, case.topk, "{}", case.name);
@@ -212,11 +199,8 @@ fn every_golden_verification_is_reproduced() {
     for case in golden.cases.iter().filter(|case| !case.null) {
         for verify in &case.verify {
             let rows = &activations[&verify.activations];
-            let proofs: Vec<Proof> = case
-                .proofs_base64
-                .iter()
-                .map(|text| Proof::from_base64(text, case.topk).unwrap())
-                .collect();
+            let proofs: Vec<Proof> =
+                case.proofs_base64.iter().map(|text| Proof::from_base64(text, case.topk).unwrap()).collect();
             let moduli: Vec<u16> = proofs.iter().map(Proof::modulus).collect();
             let (_, first) = case.first_rows();
             let mut verifier = Verifier::with_first_batch(proofs, case.params(), rows.hidden, first).unwrap();
@@ -294,20 +278,11 @@ fn an_empty_prompt_block_is_an_error_where_toploc_gives_a_null_proof() {
 
 #[test]
 fn null_proofs_and_impossible_ones_are_refused() {
-    assert_eq!(
-        Proof::from_base64("AAAAAAAAAAAAAAAAAAAAAAAA", 8),
-        Err(ProofError::NullProof)
-    );
+    assert_eq!(Proof::from_base64("AAAAAAAAAAAAAAAAAAAAAAAA", 8), Err(ProofError::NullProof));
     // 65535 is no field element; toploc reads it all the same.
     let topk = 4;
     let bytes = [0xFF, 0xD9, 0, 255, 1, 0, 255, 0, 255, 255];
-    assert_eq!(
-        Proof::from_bytes(&bytes, topk),
-        Err(ProofError::Coefficient {
-            position: 3,
-            value: 65535
-        })
-    );
+    assert_eq!(Proof::from_bytes(&bytes, topk), Err(ProofError::Coefficient { position: 3, value: 65535 }));
     for modulus in [3u16, 65498, 65535] {
         let mut bytes = [0; 10];
         bytes[..2].copy_from_slice(&modulus.to_be_bytes());
@@ -318,10 +293,7 @@ fn null_proofs_and_impossible_ones_are_refused() {
         let refused = Proof::from_bytes(&vec![1; length], topk);
         assert_eq!(refused, Err(ProofError::ProofLength { got: length, topk }));
     }
-    assert!(matches!(
-        Proof::from_base64("/9kAAA=", 1),
-        Err(ProofError::Base64 { .. })
-    ));
+    assert!(matches!(Proof::from_base64("/9kAAA=", 1), Err(ProofError::Base64 { .. })));
 }
 
 #[test]
@@ -349,14 +321,7 @@ fn shapes_nobody_can_prove_are_refused() {
 fn a_failed_builder_stays_failed() {
     let mut builder = ProofBuilder::new(ProofParams { topk: 2, batch: 2 }, 4).unwrap();
     builder.push(&[bf16::ONE; 4]).unwrap();
-    assert_eq!(
-        builder.push(&[bf16::ONE; 5]),
-        Err(ProofError::RowWidth {
-            row: 1,
-            got: 5,
-            hidden: 4
-        })
-    );
+    assert_eq!(builder.push(&[bf16::ONE; 5]), Err(ProofError::RowWidth { row: 1, got: 5, hidden: 4 }));
     assert_eq!(builder.push(&[bf16::ONE; 4]), Err(ProofError::Poisoned));
     assert_eq!(builder.finish(), Err(ProofError::Poisoned));
 }
@@ -364,40 +329,19 @@ fn a_failed_builder_stays_failed() {
 #[test]
 fn proofs_must_match_the_rows_in_number_and_topk() {
     let params = ProofParams { topk: 2, batch: 2 };
-    let rows = Rows {
-        flat: Noise(3).activations(5 * 8),
-        hidden: 8,
-    };
+    let rows = Rows { flat: Noise(3).activations(5 * 8), hidden: 8 };
     let proofs = build_proofs(&rows.flat, 8, params, None).unwrap();
     assert_eq!(proofs.len(), 3);
     let verify = |proofs: &[Proof], rows: &[bf16]| {
         verify_proofs(proofs.to_vec(), rows, 8, params, None).map(|v| v.batches.len())
     };
     assert_eq!(verify(&proofs, &rows.flat), Ok(3));
-    assert_eq!(
-        verify(&proofs[..2], &rows.flat),
-        Err(ProofError::TooFewProofs {
-            proofs: 2,
-            batch: 2,
-            row: 4
-        })
-    );
-    assert_eq!(
-        verify(&proofs, &rows.flat[..4 * 8]),
-        Err(ProofError::TooManyProofs {
-            proofs: 3,
-            batches: 2,
-            rows: 4
-        })
-    );
+    assert_eq!(verify(&proofs[..2], &rows.flat), Err(ProofError::TooFewProofs { proofs: 2, batch: 2, row: 4 }));
+    assert_eq!(verify(&proofs, &rows.flat[..4 * 8]), Err(ProofError::TooManyProofs { proofs: 3, batches: 2, rows: 4 }));
     let other = ProofParams { topk: 3, batch: 2 };
     assert!(matches!(
         Verifier::new(proofs.clone(), other, 8),
-        Err(ProofError::ProofTopK {
-            batch: 0,
-            got: 2,
-            topk: 3
-        })
+        Err(ProofError::ProofTopK { batch: 0, got: 2, topk: 3 })
     ));
     // Carrying on past the error must not end in a clean verification.
     let mut verifier = Verifier::new(proofs[..2].to_vec(), params, 8).unwrap();
@@ -416,10 +360,7 @@ fn another_models_rows_fail_the_policy() {
         let verification = verify_proofs(proofs.clone(), rows, 2048, params, None).unwrap();
         Policy::default().judge(&verification)
     };
-    assert_eq!(
-        verdict(&honest).to_string(),
-        "PASS: 2 of 2 batches within 40 mismatches (worst 0, mean 0.0)"
-    );
+    assert_eq!(verdict(&honest).to_string(), "PASS: 2 of 2 batches within 40 mismatches (worst 0, mean 0.0)");
     assert_eq!(verdict(&other).outcome, Outcome::Fail);
 }
 
@@ -427,11 +368,7 @@ fn another_models_rows_fail_the_policy() {
 /// one exponent, so a forged constant meets exponents; only mantissas tell it.
 #[test]
 fn a_forged_constant_shows_in_the_mantissas_alone() {
-    let rows: Vec<bf16> = Noise(5)
-        .activations(32 * 2048)
-        .iter()
-        .map(|x| bf16::from_f32(x.to_f32() * 1.5))
-        .collect();
+    let rows: Vec<bf16> = Noise(5).activations(32 * 2048).iter().map(|x| bf16::from_f32(x.to_f32() * 1.5)).collect();
     let mut bytes = vec![0; 258];
     bytes[..2].copy_from_slice(&PRIME.to_be_bytes());
     bytes[2..4].copy_from_slice(&bf16::from_f32(10.0).to_bits().to_be_bytes());
@@ -448,24 +385,12 @@ fn a_forged_constant_shows_in_the_mantissas_alone() {
 #[test]
 fn fc_p01_a_last_batch_too_small_is_an_error_naming_it() {
     let hidden = 64;
-    let rows: Vec<bf16> = (0..33 * hidden)
-        .map(|at| bf16::from_f64((at / hidden) as f64 + (at % hidden) as f64 / 64.0))
-        .collect();
+    let rows: Vec<bf16> =
+        (0..33 * hidden).map(|at| bf16::from_f64((at / hidden) as f64 + (at % hidden) as f64 / 64.0)).collect();
     let error = build_proofs(&rows, hidden, ProofParams::default(), None).unwrap_err();
-    assert_eq!(
-        error,
-        ProofError::TopKTooLarge {
-            batch: 1,
-            rows: 1,
-            elements: 64,
-            topk: 128
-        }
-    );
+    assert_eq!(error, ProofError::TopKTooLarge { batch: 1, rows: 1, elements: 64, topk: 128 });
     let message = error.to_string();
-    assert!(
-        message.starts_with("the second batch (rows: 1) has 64 elements, fewer than top-k 128"),
-        "{message}"
-    );
+    assert!(message.starts_with("the second batch (rows: 1) has 64 elements, fewer than top-k 128"), "{message}");
 }
 
 /// NaN compares false with everything, so a naive selection would put it anywhere.
@@ -475,53 +400,19 @@ fn fc_p03_non_finite_values_are_refused_by_place() {
     let mut builder = ProofBuilder::new(params, 8).unwrap();
     let row = [1.0, f32::NAN, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0].map(bf16::from_f32);
     let error = builder.push(&row).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            ProofError::NonFinite {
-                batch: 0,
-                row: 0,
-                row_in_batch: 0,
-                column: 1,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
-    assert!(
-        error.to_string().contains("row 0, column 1 (row 0 of the first batch)"),
-        "{error}"
-    );
+    assert!(matches!(error, ProofError::NonFinite { batch: 0, row: 0, row_in_batch: 0, column: 1, .. }), "{error:?}");
+    assert!(error.to_string().contains("row 0, column 1 (row 0 of the first batch)"), "{error}");
     let row = [1.0, 2.0, 3.0, 4.0, 5.0, f32::NEG_INFINITY, 7.0, 8.0].map(bf16::from_f32);
     assert_eq!(builder.push(&row), Err(ProofError::Poisoned));
     let error = ProofBuilder::new(params, 8).unwrap().push(&row).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            ProofError::NonFinite {
-                column: 5,
-                bits: 0xFF80,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    assert!(matches!(error, ProofError::NonFinite { column: 5, bits: 0xFF80, .. }), "{error:?}");
 }
 
 /// 33 rows: a full batch and one of a single row, whose indices start again at 0.
 #[test]
 fn fc_p04_indices_start_again_in_each_batch() {
     let mut rows = vec![bf16::from_f32(0.5); 33 * 8];
-    let values = [
-        (5, 9.0),
-        (70, -8.0),
-        (133, 7.0),
-        (255, 6.0),
-        (256, 3.0),
-        (259, -2.0),
-        (262, 1.5),
-        (263, 1.0),
-    ];
+    let values = [(5, 9.0), (70, -8.0), (133, 7.0), (255, 6.0), (256, 3.0), (259, -2.0), (262, 1.5), (263, 1.0)];
     for (at, value) in values {
         rows[at] = bf16::from_f32(value);
     }
@@ -549,14 +440,8 @@ fn fc_p05_colliding_indices_lower_the_modulus() {
     assert_eq!(bytes[..2], [0xFF, 0xD8]);
     assert_eq!(bytes.len(), 258);
     assert_eq!(proof.to_base64().len(), 344);
-    let digest: String = Sha256::digest(&bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    assert_eq!(
-        digest,
-        "4a9a7f5b99dbd9b034639ce33d32485fd2d7d041df33224f4972ba4588241a69"
-    );
+    let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(digest, "4a9a7f5b99dbd9b034639ce33d32485fd2d7d041df33224f4972ba4588241a69");
     let check = check_batch(&proof, &rows, 2048).unwrap();
     assert_eq!((check.compared, check.exp_mismatches), (128, 0));
     assert_eq!(check.mantissa.unwrap().mean, 0.0);
@@ -576,28 +461,15 @@ fn streamed_and_whole_answers_make_the_same_clean_proofs() {
         let topk = 1 + noise.below(hidden.min(24));
         let flat = if round % 3 == 0 {
             // Few distinct magnitudes: nearly everything is tied.
-            (0..rows * hidden)
-                .map(|_| bf16::from_f32(noise.below(7) as f32 - 3.0))
-                .collect()
+            (0..rows * hidden).map(|_| bf16::from_f32(noise.below(7) as f32 - 3.0)).collect()
         } else {
             noise.activations(rows * hidden)
         };
         let params = ProofParams { topk, batch };
         let whole = build_proofs(&flat, hidden, params, None).unwrap();
-        let streamed = stream(
-            &Rows {
-                flat: flat.clone(),
-                hidden,
-            },
-            params,
-            batch,
-        )
-        .unwrap();
+        let streamed = stream(&Rows { flat: flat.clone(), hidden }, params, batch).unwrap();
         assert_eq!(whole, streamed);
-        let separate: Vec<Proof> = flat
-            .chunks(batch * hidden)
-            .map(|rows| one_proof(rows, hidden, topk))
-            .collect();
+        let separate: Vec<Proof> = flat.chunks(batch * hidden).map(|rows| one_proof(rows, hidden, topk)).collect();
         assert_eq!(whole, separate);
         let verification = verify_proofs(whole, &flat, hidden, params, None).unwrap();
         for check in verification.batches {

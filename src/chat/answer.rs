@@ -36,21 +36,14 @@ pub enum AnswerEnd {
 
 impl Answer {
     pub(super) fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>, parser: Box<dyn OutputParser>) -> Self {
-        Self {
-            detokenizer: Detokenizer::new(tokenizer),
-            stop: StopFilter::new(stops),
-            parser,
-        }
+        Self { detokenizer: Detokenizer::new(tokenizer), stop: StopFilter::new(stops), parser }
     }
 
     /// Adds an id of the answer. Not to be called with the id that ended it: that one has no text.
     pub fn push(&mut self, id: u32) -> AnswerPiece {
         let text = self.detokenizer.push(id);
         let shown = self.stop.push(&text);
-        AnswerPiece {
-            deltas: self.parser.push(&shown),
-            stopped: self.stop.stopped(),
-        }
+        AnswerPiece { deltas: self.parser.push(&shown), stopped: self.stop.stopped() }
     }
 
     /// Ends the answer: the last deltas, the whole message, and the reason in OpenAI's words.

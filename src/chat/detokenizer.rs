@@ -28,12 +28,7 @@ pub(super) struct Detokenizer {
 
 impl Detokenizer {
     pub(super) fn new(tokenizer: Arc<Tokenizer>) -> Self {
-        Self {
-            tokenizer,
-            window: Vec::new(),
-            given: String::new(),
-            settled: 0,
-        }
+        Self { tokenizer, window: Vec::new(), given: String::new(), settled: 0 }
     }
 
     /// Adds an id; gives the text that is now certain.
@@ -138,13 +133,7 @@ mod tests {
             // Others are mostly control tokens, which have no text, and an unknown id.
             let low = [0, 0x80, 380][round % 3];
             let ids: Vec<u32> = (0..length)
-                .map(|_| {
-                    if rng.random_bool(0.2) {
-                        rng.random_range(0..256)
-                    } else {
-                        rng.random_range(low..385)
-                    }
-                })
+                .map(|_| if rng.random_bool(0.2) { rng.random_range(0..256) } else { rng.random_range(low..385) })
                 .collect();
             assert_eq!(pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids), "{ids:?}");
         }
@@ -153,11 +142,8 @@ mod tests {
     #[test]
     fn an_invalid_byte_does_not_swallow_what_follows() {
         let tokenizer = Arc::new(sentence_piece());
-        let bytes = |text: &str| {
-            text.bytes()
-                .map(|b| tokenizer.id(&format!("<0x{b:02X}>")).unwrap())
-                .collect::<Vec<_>>()
-        };
+        let bytes =
+            |text: &str| text.bytes().map(|b| tokenizer.id(&format!("<0x{b:02X}>")).unwrap()).collect::<Vec<_>>();
         let word = tokenizer.id("▁ok").unwrap();
         // A whole character, a stray lead byte, a word.
         let ids = [bytes("😀"), bytes("😀")[..1].to_vec(), vec![word]].concat();

@@ -59,13 +59,9 @@ impl ChatModel {
     /// When either is missing or does not parse.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, ChatError> {
         let tokenizer = Tokenizer::open(checkpoint)?;
-        let template = checkpoint.template()?.ok_or_else(|| TemplateError::Missing {
-            path: checkpoint.path().into(),
-        })?;
-        Ok(Self {
-            tokenizer: Arc::new(tokenizer),
-            template: Arc::new(ChatTemplate::new(&template)?),
-        })
+        let template =
+            checkpoint.template()?.ok_or_else(|| TemplateError::Missing { path: checkpoint.path().into() })?;
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(ChatTemplate::new(&template)?) })
     }
 
     /// Renders a request's messages and encodes the whole text.
@@ -84,11 +80,7 @@ impl ChatModel {
     /// Starts the assembly of an answer.
     #[must_use]
     pub fn answer(&self, request: &ChatRequest) -> Answer {
-        Answer::new(
-            Arc::clone(&self.tokenizer),
-            request.stop.clone(),
-            Box::new(PlainText::default()),
-        )
+        Answer::new(Arc::clone(&self.tokenizer), request.stop.clone(), Box::new(PlainText::default()))
     }
 
     /// The tokenizer itself.

@@ -78,16 +78,11 @@ fn normalise(at: usize, message: &Value) -> Result<Value, RequestError> {
         Some(Value::Array(parts)) => {
             let mut text = String::new();
             for part in parts {
-                match (
-                    part.get("type").and_then(Value::as_str),
-                    part.get("text").and_then(Value::as_str),
-                ) {
+                match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
                     (Some("text"), Some(piece)) => text.push_str(piece),
                     (kind, _) => {
                         let kind = kind.unwrap_or("unknown");
-                        return Err(wrong(&format!(
-                            "has a content part of type {kind:?}; this model reads text only"
-                        )));
+                        return Err(wrong(&format!("has a content part of type {kind:?}; this model reads text only")));
                     }
                 }
             }
@@ -105,17 +100,13 @@ fn stops(value: Option<&Value>) -> Result<Vec<String>, RequestError> {
     let texts = match value {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(texts)) => texts
-            .iter()
-            .map(|t| t.as_str().map(str::to_owned).ok_or_else(wrong))
-            .collect::<Result<_, _>>()?,
+        Some(Value::Array(texts)) => {
+            texts.iter().map(|t| t.as_str().map(str::to_owned).ok_or_else(wrong)).collect::<Result<_, _>>()?
+        }
         Some(_) => return Err(wrong()),
     };
     if texts.len() > MAX_STOPS {
-        return Err(RequestError::new(format!(
-            "stop has {} texts; at most {MAX_STOPS} are taken",
-            texts.len()
-        )));
+        return Err(RequestError::new(format!("stop has {} texts; at most {MAX_STOPS} are taken", texts.len())));
     }
     Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
 }
@@ -142,29 +133,14 @@ mod tests {
             (json!({}), "messages is missing"),
             (json!({"messages": []}), "messages is empty"),
             (json!({"messages": "hi"}), "must be an array"),
-            (
-                json!({"messages": [{"role": "user", "content": "a"}, 7]}),
-                "messages[1] must be an object",
-            ),
+            (json!({"messages": [{"role": "user", "content": "a"}, 7]}), "messages[1] must be an object"),
             (json!({"messages": [{"content": "a"}]}), "messages[0] has no role"),
-            (
-                json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-                "image_url",
-            ),
-            (
-                json!({"messages": [{"role": "user", "content": 7}]}),
-                "messages[0] has a content",
-            ),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "image_url"),
+            (json!({"messages": [{"role": "user", "content": 7}]}), "messages[0] has a content"),
             (json!({"messages": [{"role": "user"}], "tools": {}}), "tools must be"),
             (json!({"messages": [{"role": "user"}], "stop": [1]}), "stop must be"),
-            (
-                json!({"messages": [{"role": "user"}], "stop": vec!["x"; 17]}),
-                "17 texts",
-            ),
-            (
-                json!({"messages": [{"role": "user"}], "chat_template_kwargs": 1}),
-                "chat_template_kwargs",
-            ),
+            (json!({"messages": [{"role": "user"}], "stop": vec!["x"; 17]}), "17 texts"),
+            (json!({"messages": [{"role": "user"}], "chat_template_kwargs": 1}), "chat_template_kwargs"),
         ] {
             let message = ChatRequest::parse(&request).unwrap_err().to_string();
             assert!(message.contains(says), "{message}");

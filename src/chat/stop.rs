@@ -10,11 +10,7 @@ pub(super) struct StopFilter {
 
 impl StopFilter {
     pub(super) fn new(stops: Vec<String>) -> Self {
-        Self {
-            stops,
-            held: String::new(),
-            stopped: false,
-        }
+        Self { stops, held: String::new(), stopped: false }
     }
 
     /// Adds text; gives what may be shown: everything before the first stop string, if there is one.
@@ -29,15 +25,7 @@ impl StopFilter {
                 self.stopped = true;
                 at
             }
-            None => {
-                self.held.len()
-                    - self
-                        .stops
-                        .iter()
-                        .map(|stop| overlap(&self.held, stop))
-                        .max()
-                        .unwrap_or(0)
-            }
+            None => self.held.len() - self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0),
         };
         let rest = self.held.split_off(certain);
         std::mem::replace(&mut self.held, rest)
@@ -50,21 +38,14 @@ impl StopFilter {
 
     /// What was held back, once no more text comes.
     pub(super) fn finish(&mut self) -> String {
-        if self.stopped {
-            String::new()
-        } else {
-            std::mem::take(&mut self.held)
-        }
+        if self.stopped { String::new() } else { std::mem::take(&mut self.held) }
     }
 }
 
 /// Bytes at the end of `text` that begin `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
-    (1..=longest)
-        .rev()
-        .find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n]))
-        .unwrap_or(0)
+    (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -51,14 +51,8 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
-        environment
-            .add_template_owned(NAME, source.template.clone())
-            .map_err(TemplateError::Syntax)?;
-        Ok(Self {
-            environment,
-            bos_token: source.bos_token.clone(),
-            eos_token: source.eos_token.clone(),
-        })
+        environment.add_template_owned(NAME, source.template.clone()).map_err(TemplateError::Syntax)?;
+        Ok(Self { environment, bos_token: source.bos_token.clone(), eos_token: source.eos_token.clone() })
     }
 
     /// The prompt text of a request, the opening of the assistant's turn included.
@@ -77,10 +71,7 @@ impl ChatTemplate {
         // win, so that no switch replaces the messages.
         let all = context! { ..fixed, ..Value::from_serialize(&request.template_kwargs) };
         let refused = |e: Error| RequestError::new(format!("the chat template refuses these messages: {}", reason(&e)));
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| template.render(all))
-            .map_err(refused)
+        self.environment.get_template(NAME).and_then(|template| template.render(all)).map_err(refused)
     }
 }
 
@@ -104,16 +95,14 @@ fn to_json(value: Value, kwargs: Kwargs) -> Result<String, Error> {
     let failed = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
     let mut out = Vec::new();
     match indent {
-        None => value
-            .serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonSpacing))
-            .map_err(failed)?,
+        None => {
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonSpacing)).map_err(failed)?
+        }
         Some(width) => {
             // More than any template asks for, and a bound on what a switch could make of it.
             let spaces = " ".repeat(width.min(16));
             let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
-                .map_err(failed)?;
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
         }
     }
     String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
@@ -174,10 +163,7 @@ mod tests {
     #[test]
     fn a_raised_exception_is_the_buyers_fault_in_the_templates_words() {
         let error = render("{{ raise_exception('System message first.') }}", one("x")).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the chat template refuses these messages: System message first."
-        );
+        assert_eq!(error.to_string(), "the chat template refuses these messages: System message first.");
         assert!(render("{{ messages[0].content.nothing.at.all }}", one("x")).is_err());
     }
 
@@ -187,22 +173,14 @@ mod tests {
         request["chat_template_kwargs"] =
             json!({"enable_thinking": false, "messages": [], "add_generation_prompt": false});
         assert_eq!(
-            render(
-                "{{ enable_thinking }}{{ messages | length }}{{ add_generation_prompt }}",
-                request
-            )
-            .unwrap(),
+            render("{{ enable_thinking }}{{ messages | length }}{{ add_generation_prompt }}", request).unwrap(),
             "False1True"
         );
     }
 
     #[test]
     fn a_broken_template_is_an_error_at_start() {
-        let source = TemplateSource {
-            template: "{% if %}".into(),
-            bos_token: None,
-            eos_token: None,
-        };
+        let source = TemplateSource { template: "{% if %}".into(), bos_token: None, eos_token: None };
         assert!(matches!(ChatTemplate::new(&source), Err(TemplateError::Syntax(_))));
     }
 }

@@ -7,8 +7,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
+
+use super::SharedBytes;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 /// Tensor data starts at a multiple of this unless `general.alignment` says otherwise.
@@ -20,7 +23,7 @@ const MAX_DIMENSIONS: u32 = 4;
 #[derive(Debug)]
 pub struct GgufFile {
     path: PathBuf,
-    map: Mmap,
+    map: Arc<Mmap>,
     metadata: HashMap<String, GgufValue>,
     tensors: HashMap<String, GgufTensor>,
 }
@@ -118,12 +121,7 @@ impl GgufFile {
         // The test `reads_what_was_written` reads through the map.
         let map = unsafe { Mmap::map(&file)? };
         let (metadata, tensors) = parse(&map)?;
-        Ok(Self {
-            path: path.into(),
-            map,
-            metadata,
-            tensors,
-        })
+        Ok(Self { path: path.into(), map: Arc::new(map), metadata, tensors })
     }
 
     /// Where the file is.
@@ -204,16 +202,15 @@ impl GgufFile {
     ///
     /// # Errors
     /// When the file ends before them.
-    pub fn bytes(&self, tensor: &GgufTensor, length: usize) -> Result<&[u8], GgufError> {
-        let truncated = || GgufError::Truncated {
+    pub fn bytes(&self, tensor: &GgufTensor, length: usize) -> Result<SharedBytes, GgufError> {
+        let start = usize::try_from(tensor.offset).ok();
+        let range = start.and_then(|start| Some(start..start.checked_add(length)?));
+        range.and_then(|range| SharedBytes::mapped(&self.map, range)).ok_or_else(|| GgufError::Truncated {
             what: "a tensor".into(),
             needed: length as u64,
             at: tensor.offset,
             size: self.map.len() as u64,
-        };
-        let start = usize::try_from(tensor.offset).map_err(|_| truncated())?;
-        let end = start.checked_add(length).ok_or_else(truncated)?;
-        self.map.get(start..end).ok_or_else(truncated)
+        })
     }
 }
 
@@ -349,11 +346,7 @@ impl<'a> Reader<'a> {
         if shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side)).is_none() {
             return Err(GgufError::Corrupt(format!("tensor {name} has the shape {shape:?}")));
         }
-        Ok(GgufTensor {
-            shape,
-            dtype: self.u32(name)?,
-            offset: self.u64(name)?,
-        })
+        Ok(GgufTensor { shape, dtype: self.u32(name)?, offset: self.u64(name)? })
     }
 }
 

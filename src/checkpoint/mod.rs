@@ -4,6 +4,7 @@
 //! ids, weight files, [`Checkpoint::model_root`]). Nothing here knows a tensor library or a tokenizer library, and no
 //! content of a file may panic: a damaged checkpoint is an error that names the file.
 
+mod bytes;
 pub mod gguf;
 mod model_root;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+pub use bytes::SharedBytes;
 use gguf::{GgufError, GgufFile};
 
 /// A model on disk.
@@ -95,10 +97,7 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let kind = fs::metadata(path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.into() },
-            _ => CheckpointError::Read {
-                path: path.into(),
-                source,
-            },
+            _ => CheckpointError::Read { path: path.into(), source },
         })?;
         if kind.is_file() {
             if path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("gguf")) {
@@ -108,22 +107,13 @@ impl Checkpoint {
                 });
             }
             let file = GgufFile::open(path).map_err(|source| match source {
-                GgufError::Io(source) => CheckpointError::Read {
-                    path: path.into(),
-                    source,
-                },
-                source => CheckpointError::Gguf {
-                    path: path.into(),
-                    source,
-                },
+                GgufError::Io(source) => CheckpointError::Read { path: path.into(), source },
+                source => CheckpointError::Gguf { path: path.into(), source },
             })?;
             return Ok(Self::Gguf(Arc::new(file)));
         }
         let Some(config) = read_json(&path.join("config.json"))? else {
-            return Err(CheckpointError::Unrecognised {
-                path: path.into(),
-                found: "a folder without config.json",
-            });
+            return Err(CheckpointError::Unrecognised { path: path.into(), found: "a folder without config.json" });
         };
         Ok(Self::Folder(Arc::new(Folder {
             config,
@@ -162,16 +152,14 @@ impl Checkpoint {
     #[must_use]
     pub fn end_ids(&self) -> Vec<u32> {
         let mut ids = match self {
-            Self::Folder(folder) => [
-                Some(&folder.config),
-                folder.config.get("text_config"),
-                folder.generation_config.as_ref(),
-            ]
-            .into_iter()
-            .flatten()
-            .filter_map(|config| config.get("eos_token_id"))
-            .flat_map(token_ids)
-            .collect::<Vec<_>>(),
+            Self::Folder(folder) => {
+                [Some(&folder.config), folder.config.get("text_config"), folder.generation_config.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|config| config.get("eos_token_id"))
+                    .flat_map(token_ids)
+                    .collect::<Vec<_>>()
+            }
             Self::Gguf(file) => ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"]
                 .into_iter()
                 .filter_map(|key| file.u64(key))
@@ -252,10 +240,7 @@ fn embedded_template(value: &Value) -> Option<String> {
     if let Some(text) = value.as_str() {
         return Some(text.to_owned());
     }
-    let default = value
-        .as_array()?
-        .iter()
-        .find(|t| t.get("name").and_then(Value::as_str) == Some("default"))?;
+    let default = value.as_array()?.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"))?;
     Some(default.get("template")?.as_str()?.to_owned())
 }
 
@@ -274,18 +259,12 @@ fn read_json(path: &Path) -> Result<Option<Value>, CheckpointError> {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => {
-            return Err(CheckpointError::Read {
-                path: path.into(),
-                source,
-            });
+            return Err(CheckpointError::Read { path: path.into(), source });
         }
     };
     match serde_json::from_slice(&bytes) {
         Ok(value) => Ok(Some(value)),
-        Err(source) => Err(CheckpointError::Json {
-            path: path.into(),
-            source,
-        }),
+        Err(source) => Err(CheckpointError::Json { path: path.into(), source }),
     }
 }
 
@@ -304,10 +283,7 @@ mod tests {
     #[test]
     fn end_ids_are_the_union_of_all_files() {
         let dir = folder(&[
-            (
-                "config.json",
-                r#"{"eos_token_id": 7, "text_config": {"eos_token_id": 9}}"#,
-            ),
+            ("config.json", r#"{"eos_token_id": 7, "text_config": {"eos_token_id": 9}}"#),
             ("generation_config.json", r#"{"eos_token_id": [5, 7]}"#),
         ]);
         assert_eq!(Checkpoint::open(dir.path()).unwrap().end_ids(), [5, 7, 9]);
@@ -323,20 +299,9 @@ mod tests {
         );
         let dir = folder(&[config, embedded]);
         let found = Checkpoint::open(dir.path()).unwrap().template().unwrap().unwrap();
-        assert_eq!(
-            (found.template.as_str(), found.eos_token.as_deref(), found.bos_token),
-            ("D", Some("<e>"), None)
-        );
+        assert_eq!((found.template.as_str(), found.eos_token.as_deref(), found.bos_token), ("D", Some("<e>"), None));
         let dir = folder(&[config, embedded, ("chat_template.jinja", "F")]);
-        assert_eq!(
-            Checkpoint::open(dir.path())
-                .unwrap()
-                .template()
-                .unwrap()
-                .unwrap()
-                .template,
-            "F"
-        );
+        assert_eq!(Checkpoint::open(dir.path()).unwrap().template().unwrap().unwrap().template, "F");
     }
 
     #[test]

@@ -9,10 +9,7 @@ use super::CheckpointError;
 
 /// The root of a model folder: `config.json`'s bytes, then name and size of each `*.safetensors`, top folder only.
 pub(super) fn of_folder(folder: &Path) -> Result<String, CheckpointError> {
-    let unreadable = |source| CheckpointError::Read {
-        path: folder.into(),
-        source,
-    };
+    let unreadable = |source| CheckpointError::Read { path: folder.into(), source };
     let config = match fs::read(folder.join("config.json")) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => b"{}".to_vec(),
@@ -37,12 +34,7 @@ pub(super) fn of_files<'a>(
     let mut hash = Sha256::new();
     hash.update(config);
     for path in files {
-        let size = fs::metadata(path)
-            .map_err(|source| CheckpointError::Read {
-                path: path.into(),
-                source,
-            })?
-            .len();
+        let size = fs::metadata(path).map_err(|source| CheckpointError::Read { path: path.into(), source })?.len();
         hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
         hash.update(size.to_string());
     }
@@ -64,15 +56,9 @@ mod tests {
         fs::create_dir(dir.path().join("sub")).unwrap();
         fs::write(dir.path().join("sub/c.safetensors"), "not hashed").unwrap();
         // sha256 of `{"a": 1}a.safetensors345b.safetensors12`
-        assert_eq!(
-            of_folder(dir.path()).unwrap(),
-            "299f9658522df15001df9e01ed609c01921ccc1e3bbf10c487d937e23e3f223e"
-        );
+        assert_eq!(of_folder(dir.path()).unwrap(), "299f9658522df15001df9e01ed609c01921ccc1e3bbf10c487d937e23e3f223e");
         fs::remove_file(dir.path().join("config.json")).unwrap();
         // sha256 of `{}a.safetensors345b.safetensors12`
-        assert_eq!(
-            of_folder(dir.path()).unwrap(),
-            "490ae0c7483820e994147669708ad0e0b10a9ce40b78c68c4f43b8bc3ae1cdcc"
-        );
+        assert_eq!(of_folder(dir.path()).unwrap(), "490ae0c7483820e994147669708ad0e0b10a9ce40b78c68c4f43b8bc3ae1cdcc");
     }
 }

@@ -36,12 +36,7 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let loading = Instant::now();
     let backend = load::candle(&checkpoint, &args.engine).await?;
     let service = load::service(backend, &checkpoint, &spec, args.max_tokens)?;
-    say(&format!(
-        "model     {} from {} in {:.1?}\n",
-        spec.name,
-        path.display(),
-        loading.elapsed()
-    ))?;
+    say(&format!("model     {} from {} in {:.1?}\n", spec.name, path.display(), loading.elapsed()))?;
 
     let mut config = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     config.legs = LEGS;
@@ -64,10 +59,7 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let running_worker = tokio::spawn(worker.run(async { drop(worker_stopped.await) }));
     let admitted = tokio::time::timeout(START_TIMEOUT, legs.wait_for_legs(LEGS)).await;
     admitted.map_err(|_| anyhow!("the miner's legs did not come up within {} s", START_TIMEOUT.as_secs()))?;
-    say(&format!(
-        "gateway   {ws_url}, {LEGS} legs admitted\nquestion  {}\nanswer    ",
-        args.question
-    ))?;
+    say(&format!("gateway   {ws_url}, {LEGS} legs admitted\nquestion  {}\nanswer    ", args.question))?;
 
     let buyer = Buyer {
         // The gateway is on this machine: no proxy knows it.
@@ -90,18 +82,8 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     ))?;
 
     let recomputing = Instant::now();
-    let report = verify(
-        service.backend.as_ref(),
-        &service.model_root,
-        &record.commitment,
-        spec.toploc,
-    )
-    .await?;
-    say(&format!(
-        "recompute of all {} rows in {:.1?}\n",
-        report.tokens,
-        recomputing.elapsed()
-    ))?;
+    let report = verify(service.backend.as_ref(), &service.model_root, &record.commitment, spec.toploc).await?;
+    say(&format!("recompute of all {} rows in {:.1?}\n", report.tokens, recomputing.elapsed()))?;
     say(&verify_command::summary(&report))?;
 
     // Either may have ended already; then there is nobody left to tell.
@@ -114,11 +96,7 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 
 /// Where `scripts/fetch-demo-model` puts the demo's model.
 fn demo_checkpoint() -> anyhow::Result<PathBuf> {
-    let given = |name| {
-        std::env::var_os(name)
-            .filter(|path| !path.is_empty())
-            .map(PathBuf::from)
-    };
+    let given = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let cache = given("ENGY_CACHE_DIR")
         .or_else(|| given("XDG_CACHE_HOME").map(|cache| cache.join("engy-miner")))
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache/engy-miner")))
@@ -153,20 +131,11 @@ impl Buyer {
         let body = json!({"model": model, "stream": true, "temperature": 0, "max_tokens": max_tokens,
                           "messages": [{"role": "user", "content": question}]});
         let asked = Instant::now();
-        let response = self
-            .http
-            .post(format!("{}/v1/chat/completions", self.base))
-            .json(&body)
-            .send()
-            .await?;
+        let response = self.http.post(format!("{}/v1/chat/completions", self.base)).json(&body).send().await?;
         if !response.status().is_success() {
             bail!("the gateway answered {}: {}", response.status(), response.text().await?);
         }
-        let request_id = response
-            .headers()
-            .get("x-request-id")
-            .and_then(|id| id.to_str().ok())
-            .map(str::to_owned);
+        let request_id = response.headers().get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
         let request_id = request_id.context("the gateway named no request")?;
         let mut first = None;
         let mut last = asked;
@@ -181,10 +150,7 @@ impl Buyer {
                 if let Some(error) = value.get("error") {
                     bail!("the answer broke off: {error}");
                 }
-                if let Some(text) = value["choices"][0]["delta"]["content"]
-                    .as_str()
-                    .filter(|text| !text.is_empty())
-                {
+                if let Some(text) = value["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty()) {
                     last = Instant::now();
                     first.get_or_insert(last);
                     say(text)?;
@@ -192,20 +158,12 @@ impl Buyer {
             }
         }
         let first = first.unwrap_or(last);
-        Ok(BuyersAnswer {
-            request_id,
-            first_token: first - asked,
-            rest: last - first,
-        })
+        Ok(BuyersAnswer { request_id, first_token: first - asked, rest: last - first })
     }
 
     /// The kept proof of a request.
     async fn proof(&self, request_id: &str) -> anyhow::Result<ProofRecord> {
-        let response = self
-            .http
-            .get(format!("{}/v1/proofs/{request_id}", self.base))
-            .send()
-            .await?;
+        let response = self.http.get(format!("{}/v1/proofs/{request_id}", self.base)).send().await?;
         Ok(response.error_for_status()?.json().await?)
     }
 }

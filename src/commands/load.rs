@@ -56,11 +56,7 @@ pub(super) fn service(
 ) -> anyhow::Result<Service> {
     let context = backend.info().context;
     if context < spec.context {
-        tracing::warn!(
-            context,
-            promised = spec.context,
-            "the checkpoint's context is shorter than the model spec's"
-        );
+        tracing::warn!(context, promised = spec.context, "the checkpoint's context is shorter than the model spec's");
     }
     let end_ids = checkpoint.end_ids();
     if end_ids.is_empty() {
@@ -85,11 +81,7 @@ pub(super) fn service(
 
 /// A bar on standard error; hidden where that is no terminal.
 fn bar(path: &Path) -> ProgressBar {
-    let name = path
-        .file_name()
-        .unwrap_or(path.as_os_str())
-        .to_string_lossy()
-        .into_owned();
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec}");
     let bar = ProgressBar::new(0).with_message(format!("loading {name}"));
     match style {

@@ -39,12 +39,8 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     }
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let host = session::describe_hardware().host;
-    let name = args
-        .worker_name
-        .unwrap_or_else(|| identity::default_name(&host, &spec.name, "candle"));
-    let declared = args
-        .max_inflight
-        .unwrap_or(DEFAULT_SLOTS_PER_LEG * args.legs.unwrap_or(DEFAULT_LEGS));
+    let name = args.worker_name.unwrap_or_else(|| identity::default_name(&host, &spec.name, "candle"));
+    let declared = args.max_inflight.unwrap_or(DEFAULT_SLOTS_PER_LEG * args.legs.unwrap_or(DEFAULT_LEGS));
     let state_dir = match args.state_dir {
         Some(folder) => folder,
         None => default_state_dir()?,
@@ -77,12 +73,9 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
 
 /// `$XDG_STATE_HOME/engy-miner`, or `~/.local/state/engy-miner`.
 fn default_state_dir() -> anyhow::Result<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME")
-        .filter(|path| !path.is_empty())
-        .map(PathBuf::from);
+    let state = std::env::var_os("XDG_STATE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || std::env::home_dir().map(|home| home.join(".local/state"));
-    let folder = state
-        .or_else(home)
-        .context("there is no home folder: give --state-dir a folder for the worker's id")?;
+    let folder =
+        state.or_else(home).context("there is no home folder: give --state-dir a folder for the worker's id")?;
     Ok(folder.join("engy-miner"))
 }

@@ -33,11 +33,7 @@ pub(super) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(super) fn exit_code(report: &Report) -> ExitCode {
-    if report.verdict.is_pass() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(FAILED)
-    }
+    if report.verdict.is_pass() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
 /// A report in a few lines.
@@ -49,9 +45,7 @@ pub(super) fn summary(report: &Report) -> String {
             None => "no exponent agrees".to_owned(),
         };
         let (mismatches, compared) = (batch.exp_mismatches, batch.compared);
-        text.push_str(&format!(
-            "batch {at}: {mismatches} of {compared} exponents differ, {mantissa}\n"
-        ));
+        text.push_str(&format!("batch {at}: {mismatches} of {compared} exponents differ, {mantissa}\n"));
     }
     if !report.same_root {
         text.push_str("note: the commitment names another checkpoint (model_root differs)\n");
@@ -63,9 +57,7 @@ pub(super) fn summary(report: &Report) -> String {
 fn read(path: &Path) -> anyhow::Result<ProofRecord> {
     let mut text = String::new();
     if path == Path::new("-") {
-        std::io::stdin()
-            .read_to_string(&mut text)
-            .context("cannot read the proof from standard input")?;
+        std::io::stdin().read_to_string(&mut text).context("cannot read the proof from standard input")?;
     } else {
         text = std::fs::read_to_string(path)
             .map_err(|e| anyhow::anyhow!("cannot read the proof {}: {e}", path.display()))?;

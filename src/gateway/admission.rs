@@ -35,11 +35,7 @@ pub(super) fn judge(first_frame: &str, key: Option<&MinerKey>) -> Result<Hello, 
 /// Names the missing or wrong field of a hello; says no more of a frame that is none.
 fn unreadable(frame: &str, error: &serde_json::Error) -> String {
     let is_hello = serde_json::from_str::<Value>(frame).is_ok_and(|value| value["type"] == "hello");
-    if is_hello {
-        format!("unreadable hello: {error}")
-    } else {
-        "the first frame must be a hello".to_owned()
-    }
+    if is_hello { format!("unreadable hello: {error}") } else { "the first frame must be a hello".to_owned() }
 }
 
 #[cfg(test)]
@@ -57,10 +53,7 @@ mod tests {
         assert_eq!(judged(&hello("m", "w", 2)).unwrap().capacity.max_inflight, 2);
         let mut other_key = hello("m", "w", 2);
         other_key["miner_key"] = json!("mk-other");
-        assert!(
-            judge(&other_key.to_string(), None).is_ok(),
-            "no key asked, any key admitted"
-        );
+        assert!(judge(&other_key.to_string(), None).is_ok(), "no key asked, any key admitted");
         assert_eq!(judged(&other_key).unwrap_err(), "unknown miner key");
     }
 
@@ -84,19 +77,9 @@ mod tests {
 
     #[test]
     fn anything_else_first_is_refused() {
-        for frame in [
-            "",
-            "{",
-            "null",
-            "[]",
-            r#"{"type":"heartbeat","inflight":0,"idle_seconds":0}"#,
-            r#"{"type":"x"}"#,
-        ] {
-            assert_eq!(
-                judge(frame, None).unwrap_err(),
-                "the first frame must be a hello",
-                "{frame}"
-            );
+        for frame in ["", "{", "null", "[]", r#"{"type":"heartbeat","inflight":0,"idle_seconds":0}"#, r#"{"type":"x"}"#]
+        {
+            assert_eq!(judge(frame, None).unwrap_err(), "the first frame must be a hello", "{frame}");
         }
     }
 }

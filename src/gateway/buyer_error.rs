@@ -23,22 +23,12 @@ pub(super) struct BuyerError {
 
 impl BuyerError {
     fn server(status: StatusCode, code: &'static str, message: String) -> Self {
-        Self {
-            status,
-            message,
-            kind: SERVER.to_owned(),
-            code: Some(code),
-        }
+        Self { status, message, kind: SERVER.to_owned(), code: Some(code) }
     }
 
     /// The request is at fault, with the status that says how.
     pub(super) fn client(status: StatusCode, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            message: message.into(),
-            kind: INVALID_REQUEST.to_owned(),
-            code: None,
-        }
+        Self { status, message: message.into(), kind: INVALID_REQUEST.to_owned(), code: None }
     }
 
     /// 400: the request cannot be read.
@@ -109,9 +99,7 @@ impl BuyerError {
             ErrorField::Object(object) => (object.message.as_str(), object.kind.as_str(), object.status),
             ErrorField::Text(text) => (text.as_str(), "", None),
         };
-        let relayed = status
-            .and_then(|status| StatusCode::from_u16(status).ok())
-            .filter(StatusCode::is_client_error);
+        let relayed = status.and_then(|status| StatusCode::from_u16(status).ok()).filter(StatusCode::is_client_error);
         match relayed {
             Some(status) => Self {
                 status,
@@ -156,15 +144,7 @@ mod tests {
     fn only_a_client_status_is_relayed() {
         assert_eq!(relayed(Some(400)), 400);
         assert_eq!(relayed(Some(499)), 499);
-        for status in [
-            None,
-            Some(0),
-            Some(200),
-            Some(399),
-            Some(500),
-            Some(503),
-            Some(u16::MAX),
-        ] {
+        for status in [None, Some(0), Some(200), Some(399), Some(500), Some(503), Some(u16::MAX)] {
             assert_eq!(relayed(status), 502, "{status:?}");
         }
     }
@@ -174,9 +154,6 @@ mod tests {
         let error = BuyerError::from_miner(&ErrorField::Text("x".repeat(900)));
         assert_eq!(error.status, 502);
         assert_eq!(error.body()["error"]["type"], "server_error");
-        assert_eq!(
-            error.body()["error"]["message"].as_str().unwrap().len(),
-            MAX_ERROR_CHARS
-        );
+        assert_eq!(error.body()["error"]["message"].as_str().unwrap().len(), MAX_ERROR_CHARS);
     }
 }

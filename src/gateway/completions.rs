@@ -33,9 +33,7 @@ pub(super) async fn chat_completions(
     let request = BuyerRequest::read(&body)?;
     drop(body);
     let request_id = request.id_header.clone();
-    let mut response = answer(shared, request)
-        .await
-        .unwrap_or_else(IntoResponse::into_response);
+    let mut response = answer(shared, request).await.unwrap_or_else(IntoResponse::into_response);
     response.headers_mut().insert(REQUEST_ID_HEADER, request_id);
     Ok(response)
 }
@@ -95,27 +93,14 @@ impl Exchange {
                 format!("the request is longer than the {MAX_MESSAGE_BYTES} bytes that fit into a frame"),
             ));
         }
-        let patience = Patience {
-            for_leg: shared.config.free_leg_wait,
-            for_answer: shared.config.request_timeout,
-        };
+        let patience = Patience { for_leg: shared.config.free_leg_wait, for_answer: shared.config.request_timeout };
         let ticket = shared
             .pool
             .dispatch(&model, &corr_id, &serve.into(), patience)
             .await
             .map_err(|refusal| refused(&model, refusal))?;
-        debug!(
-            request_id,
-            corr_id,
-            worker = ticket.worker().worker_name,
-            "request dispatched"
-        );
-        Ok(Self {
-            shared,
-            ticket,
-            request_id,
-            created,
-        })
+        debug!(request_id, corr_id, worker = ticket.worker().worker_name, "request dispatched");
+        Ok(Self { shared, ticket, request_id, created })
     }
 
     /// The completion's name.
@@ -158,11 +143,7 @@ impl Exchange {
             return Err(BuyerError::bad_answer("its completion has no choices"));
         }
         if response.request_id != self.request_id {
-            warn!(
-                self.request_id,
-                named = response.request_id,
-                "a response names another request"
-            );
+            warn!(self.request_id, named = response.request_id, "a response names another request");
         }
         if let Some(commitment) = response.commitment {
             self.shared.proofs.keep(ProofRecord {

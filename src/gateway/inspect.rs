@@ -15,9 +15,7 @@ use crate::protocol::Meta;
 
 /// `GET /meta`: how many legs a miner dials.
 pub(super) async fn meta(State(shared): State<Arc<Shared>>) -> Json<Meta> {
-    Json(Meta {
-        workers: shared.config.legs,
-    })
+    Json(Meta { workers: shared.config.legs })
 }
 
 /// `GET /healthz`.
@@ -43,10 +41,9 @@ pub(super) async fn proof(
 ) -> Result<Response, BuyerError> {
     match shared.proofs.find(&request_id) {
         Some(record) => Ok(Json(&*record).into_response()),
-        None => Err(BuyerError::client(
-            StatusCode::NOT_FOUND,
-            format!("no proof is kept for the request `{request_id}`"),
-        )),
+        None => {
+            Err(BuyerError::client(StatusCode::NOT_FOUND, format!("no proof is kept for the request `{request_id}`")))
+        }
     }
 }
 
@@ -62,7 +59,5 @@ pub(super) async fn wrong_method() -> BuyerError {
 
 /// Seconds since the Unix epoch; 0 on a machine whose clock is before it.
 pub(super) fn unix_now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -44,11 +44,7 @@ impl ProofStore {
 
     /// The proof of a request, if it is still kept.
     pub(super) fn find(&self, request_id: &str) -> Option<Arc<ProofRecord>> {
-        self.lock()
-            .iter()
-            .rev()
-            .find(|kept| kept.request_id == request_id)
-            .cloned()
+        self.lock().iter().rev().find(|kept| kept.request_id == request_id).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<ProofRecord>>> {

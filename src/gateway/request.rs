@@ -51,14 +51,7 @@ impl BuyerRequest {
             .and_then(Value::as_bool)
             .unwrap_or(false);
         let (request_id, id_header) = request_id(body.get("engy_request_id"))?;
-        Ok(Self {
-            body,
-            model,
-            request_id,
-            id_header,
-            stream,
-            include_usage,
-        })
+        Ok(Self { body, model, request_id, id_header, stream, include_usage })
     }
 
     /// The text of the serve frame that carries this request, for `model` and under `corr_id`.
@@ -128,31 +121,15 @@ mod tests {
 
     #[test]
     fn a_buyers_own_id_is_kept() {
-        assert_eq!(
-            read(&json!({"engy_request_id": "r-9001"})).unwrap().request_id,
-            "r-9001"
-        );
-        for bad in [
-            json!(""),
-            json!("a b"),
-            json!("a/b"),
-            json!("é"),
-            json!(7),
-            json!("x".repeat(129)),
-        ] {
+        assert_eq!(read(&json!({"engy_request_id": "r-9001"})).unwrap().request_id, "r-9001");
+        for bad in [json!(""), json!("a b"), json!("a/b"), json!("é"), json!(7), json!("x".repeat(129))] {
             assert!(read(&json!({"engy_request_id": bad})).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn bodies_that_cannot_be_routed_are_refused() {
-        for bad in [
-            json!([]),
-            json!("x"),
-            json!({"model": 1}),
-            json!({"stream": "yes"}),
-            json!({"stream": 1}),
-        ] {
+        for bad in [json!([]), json!("x"), json!({"model": 1}), json!({"stream": "yes"}), json!({"stream": 1})] {
             assert!(read(&bad).is_err(), "{bad}");
         }
         assert!(BuyerRequest::read(b"{\"model\": \"m\"").is_err());

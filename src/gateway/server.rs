@@ -46,12 +46,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(config: GatewayConfig) -> Arc<Self> {
-        Arc::new(Self {
-            config,
-            pool: Pool::new(),
-            proofs: ProofStore::default(),
-            stopping: watch::Sender::new(false),
-        })
+        Arc::new(Self { config, pool: Pool::new(), proofs: ProofStore::default(), stopping: watch::Sender::new(false) })
     }
 }
 
@@ -73,17 +68,10 @@ impl Gateway {
         if !(1..=MAX_LEGS).contains(&config.legs) {
             return Err(GatewayError::Legs { legs: config.legs });
         }
-        let fail = |source| GatewayError::Listen {
-            addr: config.listen,
-            source,
-        };
+        let fail = |source| GatewayError::Listen { addr: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let addr = listener.local_addr().map_err(fail)?;
-        Ok(Self {
-            listener,
-            addr,
-            shared: Shared::new(config),
-        })
+        Ok(Self { listener, addr, shared: Shared::new(config) })
     }
 
     /// Where it listens, with the real port where port 0 was asked for.
@@ -133,9 +121,7 @@ impl Gateway {
             }
         };
         let serve = async {
-            let served = axum::serve(listener, router(Arc::clone(&shared)))
-                .with_graceful_shutdown(on_shutdown)
-                .await;
+            let served = axum::serve(listener, router(Arc::clone(&shared))).with_graceful_shutdown(on_shutdown).await;
             // Each leg's socket listens for the stop until it has said goodbye.
             shared.stopping.closed().await;
             served.map_err(|source| GatewayError::Serve { addr, source })
@@ -209,10 +195,7 @@ fn no_such_leg(legs: usize) -> BuyerError {
         1 => "/gw".to_owned(),
         legs => format!("/gw/0 to /gw/{}", legs - 1),
     };
-    BuyerError::client(
-        StatusCode::NOT_FOUND,
-        format!("no such leg: this gateway has {known}, as /gw/meta tells"),
-    )
+    BuyerError::client(StatusCode::NOT_FOUND, format!("no such leg: this gateway has {known}, as /gw/meta tells"))
 }
 
 /// An address to dial for one listened on: "all addresses" cannot be dialled.

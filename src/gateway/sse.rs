@@ -121,11 +121,7 @@ impl Feed {
             if !self.any_delta && !message.is_empty() {
                 self.choice(None, message, None);
             }
-            self.choice(
-                None,
-                Delta::default(),
-                choice.finish_reason.or(Some(FinishReason::Stop)),
-            );
+            self.choice(None, Delta::default(), choice.finish_reason.or(Some(FinishReason::Stop)));
         }
         if self.include_usage {
             self.chunk(&[], Some(Some(usage)));
@@ -139,12 +135,7 @@ impl Feed {
     }
 
     fn choice(&mut self, role: Option<&'static str>, delta: Delta, finish_reason: Option<FinishReason>) {
-        let choice = StreamChoice {
-            index: 0,
-            delta: StreamDelta { role, delta },
-            logprobs: (),
-            finish_reason,
-        };
+        let choice = StreamChoice { index: 0, delta: StreamDelta { role, delta }, logprobs: (), finish_reason };
         self.chunk(&[choice], self.include_usage.then_some(None));
     }
 
@@ -180,9 +171,5 @@ fn whole(message: Message) -> Delta {
         });
         indexed.collect()
     });
-    Delta {
-        content: message.content,
-        reasoning_content: message.reasoning_content,
-        tool_calls,
-    }
+    Delta { content: message.content, reasoning_content: message.reasoning_content, tool_calls }
 }

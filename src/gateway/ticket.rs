@@ -46,14 +46,7 @@ impl Ticket {
         worker: Arc<Worker>,
         events: mpsc::UnboundedReceiver<Event>,
     ) -> Self {
-        Self {
-            pool,
-            leg,
-            corr_id,
-            worker,
-            events,
-            clock: None,
-        }
+        Self { pool, leg, corr_id, worker, events, clock: None }
     }
 
     /// Ends the request with [`Event::TimedOut`] if it still runs after `limit`.

@@ -110,10 +110,7 @@ impl Service {
             stop_ids: stop_ids.clone(),
             sampling: request.sampling.clone(),
         });
-        let params = ProofParams {
-            topk: self.topk,
-            batch: DEFAULT_BATCH,
-        };
+        let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };
         let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;
         let mut proofs: Vec<Proof> = Vec::new();
         let mut answer = self.chat.answer(&request.chat);
@@ -124,10 +121,7 @@ impl Service {
                 GenerationEvent::Started { cached_tokens: cached } => cached_tokens = cached,
                 GenerationEvent::Tokens { ids, fin } => {
                     if ids.len() != fin.len() {
-                        return Err(JobError::Rows {
-                            ids: ids.len(),
-                            rows: fin.len(),
-                        });
+                        return Err(JobError::Rows { ids: ids.len(), rows: fin.len() });
                     }
                     for (id, row) in ids.into_iter().zip(&fin) {
                         let folding = Instant::now();
@@ -145,10 +139,7 @@ impl Service {
                         }
                     }
                 }
-                GenerationEvent::Finished {
-                    reason,
-                    timings: backend,
-                } => {
+                GenerationEvent::Finished { reason, timings: backend } => {
                     timings.backend = backend;
                     break match reason {
                         StopReason::StopId(_) => AnswerEnd::Stop,
@@ -179,26 +170,13 @@ impl Service {
         let completion = Completion {
             id: Some(format!("chatcmpl-{}", request.request_id)),
             object: Some("chat.completion".into()),
-            created: Some(
-                SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default()
-                    .as_secs(),
-            ),
+            created: Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
             model: Some(self.model.clone()),
-            choices: vec![Choice {
-                index: 0,
-                finish_reason: Some(finish_reason),
-                message,
-            }],
+            choices: vec![Choice { index: 0, finish_reason: Some(finish_reason), message }],
             usage,
         };
         timings.assemble = assembling.elapsed();
-        Ok(JobAnswer {
-            completion,
-            commitment,
-            timings,
-        })
+        Ok(JobAnswer { completion, commitment, timings })
     }
 
     /// How long the answer may be: what the buyer asks for, within the limits and the context.

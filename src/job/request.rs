@@ -28,10 +28,7 @@ impl JobRequest {
     /// The name of a request, also where the rest of it is wrong.
     #[must_use]
     pub fn request_id(request: &Value) -> String {
-        let named = request
-            .get("engy_request_id")
-            .and_then(Value::as_str)
-            .filter(|id| !id.is_empty());
+        let named = request.get("engy_request_id").and_then(Value::as_str).filter(|id| !id.is_empty());
         named.map_or_else(|| Uuid::new_v4().simple().to_string(), str::to_owned)
     }
 
@@ -53,20 +50,11 @@ impl JobRequest {
             temperature: fields.number("temperature", 0.0, 2.0)?.unwrap_or(defaults.temperature),
             top_p: fields.number("top_p", 0.0, 1.0)?.unwrap_or(defaults.top_p),
             // 0 and -1 both say "all" to the serves that have this key.
-            top_k: fields
-                .integer("top_k", -1, i64::MAX)?
-                .and_then(|k| usize::try_from(k).ok())
-                .filter(|k| *k > 0),
+            top_k: fields.integer("top_k", -1, i64::MAX)?.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0),
             min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p),
-            repetition_penalty: fields
-                .number("repetition_penalty", 0.01, 2.0)?
-                .unwrap_or(defaults.repetition_penalty),
-            presence_penalty: fields
-                .number("presence_penalty", -2.0, 2.0)?
-                .unwrap_or(defaults.presence_penalty),
-            frequency_penalty: fields
-                .number("frequency_penalty", -2.0, 2.0)?
-                .unwrap_or(defaults.frequency_penalty),
+            repetition_penalty: fields.number("repetition_penalty", 0.01, 2.0)?.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(defaults.frequency_penalty),
             seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(i64::cast_unsigned),
         };
         Ok(Self {
@@ -91,27 +79,21 @@ impl Fields<'_> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64() {
             Some(x) if (low..=high).contains(&x) => Ok(Some(x as f32)),
-            _ => Err(RequestError::new(format!(
-                "{key} must be a number from {low} to {high}, not {value}"
-            ))),
+            _ => Err(RequestError::new(format!("{key} must be a number from {low} to {high}, not {value}"))),
         }
     }
 
     fn integer(&self, key: &str, low: i64, high: i64) -> Result<Option<i64>, RequestError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         // Some clients write whole numbers as 4.0.
-        let whole = value
-            .as_i64()
-            .or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64));
+        let whole = value.as_i64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64));
         match whole {
             Some(n) if (low..=high).contains(&n) => Ok(Some(n)),
             _ if low == high => Err(RequestError::new(format!("{key} must be {low}, not {value}"))),
-            _ if high == i64::MAX => Err(RequestError::new(format!(
-                "{key} must be a whole number from {low}, not {value}"
-            ))),
-            _ => Err(RequestError::new(format!(
-                "{key} must be a whole number from {low} to {high}, not {value}"
-            ))),
+            _ if high == i64::MAX => {
+                Err(RequestError::new(format!("{key} must be a whole number from {low}, not {value}")))
+            }
+            _ => Err(RequestError::new(format!("{key} must be a whole number from {low} to {high}, not {value}"))),
         }
     }
 
@@ -123,13 +105,9 @@ impl Fields<'_> {
         let list = value.as_array().ok_or_else(wrong)?;
         if list.len() > MAX_STOP_IDS {
             let count = list.len();
-            return Err(RequestError::new(format!(
-                "{key} has {count} ids; at most {MAX_STOP_IDS} are taken"
-            )));
+            return Err(RequestError::new(format!("{key} has {count} ids; at most {MAX_STOP_IDS} are taken")));
         }
-        list.iter()
-            .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong))
-            .collect()
+        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
     }
 }
 
@@ -149,19 +127,14 @@ mod tests {
     #[test]
     fn silence_is_greedy() {
         let request = parse(json!({"temperature": null})).unwrap();
-        assert_eq!(
-            (request.sampling, request.max_tokens),
-            (SamplingParams::default(), None)
-        );
+        assert_eq!((request.sampling, request.max_tokens), (SamplingParams::default(), None));
     }
 
     #[test]
     fn reads_all_sampling_keys() {
-        let request = parse(
-            json!({"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "seed": -1, "n": 1,
+        let request = parse(json!({"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "seed": -1, "n": 1,
             "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "max_tokens": 9,
-            "max_completion_tokens": 8.0, "stop_token_ids": [3]}),
-        )
+            "max_completion_tokens": 8.0, "stop_token_ids": [3]}))
         .unwrap();
         let want = SamplingParams {
             temperature: 0.7,
@@ -173,10 +146,7 @@ mod tests {
             frequency_penalty: -0.5,
             seed: Some(u64::MAX),
         };
-        assert_eq!(
-            (request.sampling, request.max_tokens, request.stop_ids),
-            (want, Some(8), vec![3])
-        );
+        assert_eq!((request.sampling, request.max_tokens, request.stop_ids), (want, Some(8), vec![3]));
         assert_eq!(parse(json!({"top_k": -1})).unwrap().sampling.top_k, None);
     }
 

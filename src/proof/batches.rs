@@ -48,11 +48,7 @@ impl Batches {
             params,
             hidden,
             rows: first_rows,
-            next: Position {
-                row: 0,
-                batch: 0,
-                row_in_batch: 0,
-            },
+            next: Position { row: 0, batch: 0, row_in_batch: 0 },
             top: TopK::new(params.topk),
             failed: false,
         })
@@ -81,11 +77,7 @@ impl Batches {
         }
         self.failed = true;
         self.add(row)?;
-        let result = if self.next.row_in_batch == self.rows {
-            Some(finished(self.close()?)?)
-        } else {
-            None
-        };
+        let result = if self.next.row_in_batch == self.rows { Some(finished(self.close()?)?) } else { None };
         self.failed = false;
         Ok(result)
     }
@@ -107,42 +99,29 @@ impl Batches {
     fn add(&mut self, row: &[bf16]) -> Result<(), ProofError> {
         let at = self.next;
         if row.len() != self.hidden {
-            return Err(ProofError::RowWidth {
-                row: at.row,
-                got: row.len(),
-                hidden: self.hidden,
-            });
+            return Err(ProofError::RowWidth { row: at.row, got: row.len(), hidden: self.hidden });
         }
-        self.top
-            .push(row.reinterpret_cast())
-            .map_err(|found| ProofError::NonFinite {
-                batch: at.batch,
-                row: at.row,
-                row_in_batch: at.row_in_batch,
-                column: found.column,
-                bits: found.bits,
-            })?;
+        self.top.push(row.reinterpret_cast()).map_err(|found| ProofError::NonFinite {
+            batch: at.batch,
+            row: at.row,
+            row_in_batch: at.row_in_batch,
+            column: found.column,
+            bits: found.bits,
+        })?;
         self.next.row += 1;
         self.next.row_in_batch += 1;
         Ok(())
     }
 
     fn close(&mut self) -> Result<Chosen, ProofError> {
-        let Position {
-            batch, row_in_batch, ..
-        } = self.next;
+        let Position { batch, row_in_batch, .. } = self.next;
         let elements = self.top.seen();
         self.rows = self.params.batch;
         self.next.batch += 1;
         self.next.row_in_batch = 0;
         match self.top.take() {
             Some(top) => Ok(Chosen { batch, top }),
-            None => Err(ProofError::TopKTooLarge {
-                batch,
-                rows: row_in_batch,
-                elements,
-                topk: self.params.topk,
-            }),
+            None => Err(ProofError::TopKTooLarge { batch, rows: row_in_batch, elements, topk: self.params.topk }),
         }
     }
 }
@@ -153,14 +132,7 @@ pub(super) fn rows_of(flat: &[bf16], hidden: usize) -> Result<std::slice::Chunks
         return Err(ProofError::EmptyShape { rows: 1, hidden });
     }
     let rows = flat.chunks_exact(hidden);
-    if rows.remainder().is_empty() {
-        Ok(rows)
-    } else {
-        Err(ProofError::RaggedRows {
-            elements: flat.len(),
-            hidden,
-        })
-    }
+    if rows.remainder().is_empty() { Ok(rows) } else { Err(ProofError::RaggedRows { elements: flat.len(), hidden }) }
 }
 
 /// Rows the first batch covers: the prompt's block if it is proven, else a usual batch.

@@ -49,9 +49,7 @@ impl ProofBuilder {
     ///
     /// As [`ProofBuilder::new`].
     pub fn with_first_batch(params: ProofParams, hidden: usize, first_rows: usize) -> Result<Self, ProofError> {
-        Ok(Self {
-            batches: Batches::new(params, hidden, first_rows)?,
-        })
+        Ok(Self { batches: Batches::new(params, hidden, first_rows)? })
     }
 
     /// Takes the next token's final hidden state, `[hidden]`, and returns a proof if the
@@ -105,8 +103,5 @@ pub fn build_proofs(
 }
 
 fn prove(chosen: Chosen) -> Result<Proof, ProofError> {
-    Proof::through(&chosen.top).ok_or(ProofError::NoModulus {
-        batch: chosen.batch,
-        topk: chosen.top.len(),
-    })
+    Proof::through(&chosen.top).ok_or(ProofError::NoModulus { batch: chosen.batch, topk: chosen.top.len() })
 }

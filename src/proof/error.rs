@@ -263,14 +263,7 @@ mod tests {
 
     #[test]
     fn ordinals_read_as_people_count() {
-        let said: Vec<String> = [0, 1, 4, 5, 10, 11, 20, 21, 22, 111]
-            .map(|n| Ordinal(n).to_string())
-            .into();
-        assert_eq!(
-            said,
-            [
-                "first", "second", "fifth", "6th", "11th", "12th", "21st", "22nd", "23rd", "112th"
-            ]
-        );
+        let said: Vec<String> = [0, 1, 4, 5, 10, 11, 20, 21, 22, 111].map(|n| Ordinal(n).to_string()).into();
+        assert_eq!(said, ["first", "second", "fifth", "6th", "11th", "12th", "21st", "22nd", "23rd", "112th"]);
     }
 }

@@ -40,22 +40,14 @@ pub(super) const fn multiply(value: u16, factor: Factor) -> u16 {
     let quotient = (product as u16).wrapping_mul(PRIME_INVERSE);
     let cleared = ((quotient as u32 * PRIME as u32) >> 16) as u16;
     let difference = high.wrapping_sub(cleared);
-    if high < cleared {
-        difference.wrapping_add(PRIME)
-    } else {
-        difference
-    }
+    if high < cleared { difference.wrapping_add(PRIME) } else { difference }
 }
 
 /// `left - right mod PRIME`, both reduced.
 #[inline(always)]
 pub(super) const fn subtract(left: u16, right: u16) -> u16 {
     let difference = left.wrapping_sub(right);
-    if left < right {
-        difference.wrapping_add(PRIME)
-    } else {
-        difference
-    }
+    if left < right { difference.wrapping_add(PRIME) } else { difference }
 }
 
 /// `-value mod PRIME`, `value` reduced.

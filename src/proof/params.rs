@@ -34,10 +34,7 @@ pub struct ProofParams {
 
 impl Default for ProofParams {
     fn default() -> Self {
-        Self {
-            topk: DEFAULT_TOPK,
-            batch: DEFAULT_BATCH,
-        }
+        Self { topk: DEFAULT_TOPK, batch: DEFAULT_BATCH }
     }
 }
 
@@ -48,10 +45,7 @@ impl ProofParams {
             return Err(ProofError::TopK { topk: self.topk });
         }
         if self.batch == 0 || rows == 0 || hidden == 0 {
-            return Err(ProofError::EmptyShape {
-                rows: self.batch.min(rows),
-                hidden,
-            });
+            return Err(ProofError::EmptyShape { rows: self.batch.min(rows), hidden });
         }
         let largest = self.batch.max(rows);
         match largest.checked_mul(hidden) {

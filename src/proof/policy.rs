@@ -33,10 +33,7 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self {
-            max_mismatches: DEFAULT_MAX_MISMATCHES,
-            pass_ratio: DEFAULT_PASS_RATIO,
-        }
+        Self { max_mismatches: DEFAULT_MAX_MISMATCHES, pass_ratio: DEFAULT_PASS_RATIO }
     }
 }
 
@@ -140,11 +137,7 @@ mod tests {
     fn verdict(mismatches: impl IntoIterator<Item = usize>) -> Verdict {
         let batches = mismatches
             .into_iter()
-            .map(|exp_mismatches| BatchCheck {
-                compared: 128,
-                exp_mismatches,
-                mantissa: None,
-            })
+            .map(|exp_mismatches| BatchCheck { compared: 128, exp_mismatches, mantissa: None })
             .collect();
         Policy::default().judge(&Verification { batches })
     }
@@ -153,10 +146,7 @@ mod tests {
     fn an_honest_answer_passes() {
         let verdict = verdict([0, 0, 0]);
         assert!(verdict.is_pass());
-        assert_eq!(
-            verdict.to_string(),
-            "PASS: 3 of 3 batches within 40 mismatches (worst 0, mean 0.0)"
-        );
+        assert_eq!(verdict.to_string(), "PASS: 3 of 3 batches within 40 mismatches (worst 0, mean 0.0)");
     }
 
     #[test]

@@ -36,10 +36,7 @@ impl Proof {
         let modulus = injective_modulus(&indices)?;
         let xs: Vec<u16> = indices.iter().map(|&i| residue(i, modulus)).collect();
         let ys: Vec<u16> = chosen.iter().map(|c| c.bits()).collect();
-        Some(Self {
-            modulus,
-            coefficients: interpolate(&xs, &ys),
-        })
+        Some(Self { modulus, coefficients: interpolate(&xs, &ys) })
     }
 
     /// The number flat indices are reduced by: [`PRIME`], or less when chosen indices
@@ -70,20 +67,14 @@ impl Proof {
 
     /// [`Proof::value_at`] for many indices at once.
     pub(super) fn values_at(&self, indices: &[u32]) -> Vec<u16> {
-        let points: Vec<Factor> = indices
-            .iter()
-            .map(|&index| Factor::new(residue(index, self.modulus)))
-            .collect();
+        let points: Vec<Factor> = indices.iter().map(|&index| Factor::new(residue(index, self.modulus))).collect();
         evaluate_all(&self.coefficients, &points)
     }
 
     /// The wire form: `2 + 2 * topk` bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        std::iter::once(self.modulus)
-            .chain(self.coefficients.iter().copied())
-            .flat_map(u16::to_be_bytes)
-            .collect()
+        std::iter::once(self.modulus).chain(self.coefficients.iter().copied()).flat_map(u16::to_be_bytes).collect()
     }
 
     /// Reads the wire form of a proof with `topk` coefficients.
@@ -115,10 +106,7 @@ impl Proof {
         }
         let coefficients: Vec<u16> = coefficients.iter().map(|pair| u16::from_be_bytes(*pair)).collect();
         match coefficients.iter().position(|&c| c >= PRIME) {
-            Some(position) => Err(ProofError::Coefficient {
-                position,
-                value: coefficients[position],
-            }),
+            Some(position) => Err(ProofError::Coefficient { position, value: coefficients[position] }),
             None => Ok(Self { modulus, coefficients }),
         }
     }
@@ -135,9 +123,7 @@ impl Proof {
     ///
     /// [`ProofError::Base64`] for any other text, else as [`Proof::from_bytes`].
     pub fn from_base64(text: &str, topk: usize) -> Result<Self, ProofError> {
-        let bytes = STANDARD.decode(text).map_err(|error| ProofError::Base64 {
-            reason: error.to_string(),
-        })?;
+        let bytes = STANDARD.decode(text).map_err(|error| ProofError::Base64 { reason: error.to_string() })?;
         Self::from_bytes(&bytes, topk)
     }
 }
@@ -186,11 +172,8 @@ mod tests {
 
     /// A proof through the points (indices, bits), and its base64.
     fn proof_of(indices: &[u32], bits: &[u16]) -> Option<Proof> {
-        let chosen: Vec<Candidate> = indices
-            .iter()
-            .zip(bits)
-            .map(|(&index, &bits)| Candidate::new(bits, index))
-            .collect();
+        let chosen: Vec<Candidate> =
+            indices.iter().zip(bits).map(|(&index, &bits)| Candidate::new(bits, index)).collect();
         Proof::through(&chosen)
     }
 
@@ -230,10 +213,7 @@ mod tests {
 
     #[test]
     fn bytes_round_trip_like_toploc() {
-        let proof = |modulus, coefficients: &[u16]| Proof {
-            modulus,
-            coefficients: coefficients.to_vec(),
-        };
+        let proof = |modulus, coefficients: &[u16]| Proof { modulus, coefficients: coefficients.to_vec() };
         for (proof, text) in [
             (proof(65497, &[0]), "/9kAAA=="),
             (proof(65496, &[1, 2]), "/9gAAQAC"),

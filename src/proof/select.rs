@@ -43,12 +43,7 @@ pub(super) struct TopK {
 impl TopK {
     /// An empty batch. `k` is at least 1, and a batch has at most 2^31 elements.
     pub(super) fn new(k: usize) -> Self {
-        Self {
-            k,
-            seen: 0,
-            buffer: Vec::new(),
-            heap: Vec::new(),
-        }
+        Self { k, seen: 0, buffer: Vec::new(), heap: Vec::new() }
     }
 
     /// Elements seen since the batch began.
@@ -101,10 +96,7 @@ impl TopK {
 
 /// A batch's first elements with their flat indices.
 fn candidates(bits: &[u16]) -> Vec<Candidate> {
-    (0..)
-        .zip(bits)
-        .map(|(index, &bits)| Candidate::new(bits, index))
-        .collect()
+    (0..).zip(bits).map(|(index, &bits)| Candidate::new(bits, index)).collect()
 }
 
 /// Lets every element of `row` that beats the heap's root take its place, in order.
@@ -156,10 +148,7 @@ fn admit(heap: &mut [Candidate], block: &[u16], first_index: usize, column: usiz
 /// SSE2 instructions for eight elements.
 #[inline(always)]
 fn any_above(block: &[u16], floor: u16) -> bool {
-    block
-        .iter()
-        .fold(0, |any, bits| any | (bits & 0x7FFF).saturating_sub(floor))
-        != 0
+    block.iter().fold(0, |any, bits| any | (bits & 0x7FFF).saturating_sub(floor)) != 0
 }
 
 /// The first NaN or infinity of a row, if any.
@@ -168,10 +157,7 @@ fn check_finite(row: &[u16]) -> Result<(), NonFiniteAt> {
         return Ok(());
     }
     match row.iter().position(|bits| bits & 0x7FFF >= NON_FINITE) {
-        Some(column) => Err(NonFiniteAt {
-            column,
-            bits: row[column],
-        }),
+        Some(column) => Err(NonFiniteAt { column, bits: row[column] }),
         None => Ok(()),
     }
 }
@@ -209,9 +195,7 @@ mod tests {
     #[test]
     fn ties_fall_as_in_nth_element_when_its_pivots_are_all_bad() {
         // Made by an adversary so that the depth limit is reached and a heap takes over.
-        let bits = [
-            13, 20, 15, 19, 10, 18, 14, 17, 10, 16, 20, 19, 18, 17, 16, 15, 14, 13, 10, 10,
-        ];
+        let bits = [13, 20, 15, 19, 10, 18, 14, 17, 10, 16, 20, 19, 18, 17, 16, 15, 14, 13, 10, 10];
         let but = |gone: u32| (0..18).filter(|&i| i != gone).collect::<Vec<u32>>();
         assert_eq!(chosen(&bits, 17, 20), but(8));
         assert_eq!(chosen(&bits, 18, 20), (0..18).collect::<Vec<u32>>());

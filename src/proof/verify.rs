@@ -80,17 +80,9 @@ impl Verifier {
         let batches = Batches::new(params, hidden, first_rows)?;
         let wrong = proofs.iter().position(|proof| proof.topk() != params.topk);
         if let Some(batch) = wrong {
-            return Err(ProofError::ProofTopK {
-                batch,
-                got: proofs[batch].topk(),
-                topk: params.topk,
-            });
+            return Err(ProofError::ProofTopK { batch, got: proofs[batch].topk(), topk: params.topk });
         }
-        Ok(Self {
-            checks: Vec::with_capacity(proofs.len()),
-            proofs,
-            batches,
-        })
+        Ok(Self { checks: Vec::with_capacity(proofs.len()), proofs, batches })
     }
 
     /// Takes the next recomputed row, `[hidden]`, and returns a check if it fills a batch.
@@ -104,11 +96,7 @@ impl Verifier {
         let next = self.batches.next();
         let Some(proof) = self.proofs.get(next.batch) else {
             self.batches.fail();
-            return Err(ProofError::TooFewProofs {
-                proofs: self.proofs.len(),
-                batch: next.batch,
-                row: next.row,
-            });
+            return Err(ProofError::TooFewProofs { proofs: self.proofs.len(), batch: next.batch, row: next.row });
         };
         let check = self.batches.push(row, |chosen| Ok(compare(proof, &chosen.top)))?;
         self.checks.extend(check);
@@ -123,9 +111,7 @@ impl Verifier {
     /// [`ProofError::TopKTooLarge`], or [`ProofError::Poisoned`].
     pub fn finish(mut self) -> Result<Verification, ProofError> {
         let proof = self.proofs.get(self.batches.next().batch);
-        let last = self
-            .batches
-            .finish(|chosen| Ok(proof.map(|proof| compare(proof, &chosen.top))))?;
+        let last = self.batches.finish(|chosen| Ok(proof.map(|proof| compare(proof, &chosen.top))))?;
         self.checks.extend(last.flatten());
         if self.checks.len() < self.proofs.len() {
             return Err(ProofError::TooManyProofs {
@@ -148,15 +134,9 @@ impl Verifier {
 /// [`ProofError::NonFinite`] or [`ProofError::TopKTooLarge`].
 pub fn check_batch(proof: &Proof, rows: &[bf16], hidden: usize) -> Result<BatchCheck, ProofError> {
     let rows = rows_of(rows, hidden)?;
-    let params = ProofParams {
-        topk: proof.topk(),
-        batch: rows.len(),
-    };
+    let params = ProofParams { topk: proof.topk(), batch: rows.len() };
     let mut batches = Batches::new(params, hidden, rows.len())?;
-    let shape = ProofError::EmptyShape {
-        rows: rows.len(),
-        hidden,
-    };
+    let shape = ProofError::EmptyShape { rows: rows.len(), hidden };
     let mut result = None;
     for row in rows {
         result = batches.push(row, |chosen| Ok(compare(proof, &chosen.top)))?;
@@ -197,11 +177,7 @@ fn compare(proof: &Proof, top: &[Candidate]) -> BatchCheck {
         .map(|(own, claimed)| mantissa(own.bits()).abs_diff(mantissa(claimed)))
         .collect();
     errors.sort_unstable();
-    BatchCheck {
-        compared: top.len(),
-        exp_mismatches: top.len() - errors.len(),
-        mantissa: mantissa_error(&errors),
-    }
+    BatchCheck { compared: top.len(), exp_mismatches: top.len() - errors.len(), mantissa: mantissa_error(&errors) }
 }
 
 /// Mean and medians of sorted errors.
@@ -209,11 +185,7 @@ fn mantissa_error(sorted: &[u16]) -> Option<MantissaError> {
     let upper = f64::from(*sorted.get(sorted.len() / 2)?);
     let lower = f64::from(*sorted.get((sorted.len() - 1) / 2)?);
     let sum: f64 = sorted.iter().map(|&error| f64::from(error)).sum();
-    Some(MantissaError {
-        mean: sum / sorted.len() as f64,
-        median: (lower + upper) / 2.0,
-        upper_median: upper,
-    })
+    Some(MantissaError { mean: sum / sorted.len() as f64, median: (lower + upper) / 2.0, upper_median: upper })
 }
 
 fn exponent(bits: u16) -> u16 {

@@ -124,11 +124,7 @@ impl Connection {
             if let Some(until) = self.drain_until
                 && (self.live.is_empty() || Instant::now() >= until)
             {
-                return Ok(if *self.shutdown.borrow() {
-                    Closed::Shutdown
-                } else {
-                    self.lost("drained".into())
-                });
+                return Ok(if *self.shutdown.borrow() { Closed::Shutdown } else { self.lost("drained".into()) });
             }
             let drain_until = self.drain_until.unwrap_or_else(|| Instant::now() + DRAIN_GRACE);
             tokio::select! {
@@ -173,9 +169,7 @@ impl Connection {
             Message::Text(text) => serde_json::from_str(text),
             Message::Binary(bytes) => serde_json::from_slice(bytes),
             Message::Close(close) => {
-                let reason = close
-                    .as_ref()
-                    .map_or_else(|| "no reason".into(), |close| close.to_string());
+                let reason = close.as_ref().map_or_else(|| "no reason".into(), |close| close.to_string());
                 return Ok(Some(self.lost(format!("the gateway closed the leg: {reason}"))));
             }
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
@@ -194,11 +188,7 @@ impl Connection {
                 send(socket, &MinerFrame::Heartbeat(self.shared.heartbeat(self.legs))).await?;
             }
             Ok(GatewayFrame::Reconnect) => {
-                tracing::info!(
-                    leg = self.leg,
-                    running = self.live.len(),
-                    "the gateway asks the leg to move"
-                );
+                tracing::info!(leg = self.leg, running = self.live.len(), "the gateway asks the leg to move");
                 self.drain_until.get_or_insert(Instant::now() + DRAIN_GRACE);
                 if let Some(leave) = self.leave.take() {
                     let _ = leave.send(());
@@ -213,11 +203,7 @@ impl Connection {
             }
             Ok(GatewayFrame::Unknown) | Err(_) => {
                 self.shared.counters.bad_frames.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(
-                    leg = self.leg,
-                    bytes = message.len(),
-                    "a frame that is not understood was ignored"
-                );
+                tracing::debug!(leg = self.leg, bytes = message.len(), "a frame that is not understood was ignored");
             }
         }
         Ok(None)
@@ -228,11 +214,7 @@ impl Connection {
         if self.live.contains_key(&serve.corr_id) {
             // The first keeps the id; nothing can be answered for the second without harming it.
             self.shared.counters.duplicate_ids.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
-                leg = self.leg,
-                corr_id = serve.corr_id,
-                "a serve frame with an id in use was ignored"
-            );
+            tracing::warn!(leg = self.leg, corr_id = serve.corr_id, "a serve frame with an id in use was ignored");
             return;
         }
         let number = self.next_job;
@@ -268,20 +250,13 @@ impl Connection {
     }
 
     fn lost(&self, reason: String) -> Closed {
-        Closed::Lost {
-            admitted: self.admitted,
-            reason,
-        }
+        Closed::Lost { admitted: self.admitted, reason }
     }
 }
 
 /// One request, from its serve frame to its response. Aborting the task frees its slot and cancels its generation.
 async fn run_job(shared: Arc<Shared>, serve: Serve, shutting_down: bool, send: impl Fn(MinerFrame) + Send + Sync) {
-    let Serve {
-        corr_id,
-        request,
-        stream,
-    } = serve;
+    let Serve { corr_id, request, stream } = serve;
     let request_id = JobRequest::request_id(&request);
     let outcome = async {
         if shutting_down {

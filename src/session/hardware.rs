@@ -16,17 +16,13 @@ pub fn describe() -> Hardware {
 }
 
 fn host_name() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .unwrap_or_default()
+    fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
 }
 
 /// `MemTotal` of `/proc/meminfo` in GiB, one decimal.
 fn memory_gib(meminfo: &str) -> f64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib: f64 = line
-        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0.0);
+    let kib: f64 = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0.0);
     (kib / f64::from(1 << 20) * 10.0).round() / 10.0
 }
 

@@ -67,10 +67,7 @@ impl Identity {
     /// An identity that lives as long as this process.
     #[must_use]
     pub fn ephemeral(worker_name: impl Into<String>) -> Self {
-        Self {
-            worker_name: worker_name.into(),
-            worker_id: new_id(),
-        }
+        Self { worker_name: worker_name.into(), worker_id: new_id() }
     }
 
     /// The identity kept in `folder` under this name, or a new one where nothing is kept or the declaration changed.
@@ -91,24 +88,15 @@ impl Identity {
         };
         fs::create_dir_all(folder).map_err(failed(folder))?;
         let lock = lock(folder, worker_name)?;
-        let kept = fs::read(&path)
-            .ok()
-            .and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+        let kept = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
         if let Some(kept) = kept {
             let same = kept.model == model && kept.max_inflight_total == max_inflight_total;
             if same && kept.identity.worker_name == worker_name && is_id(&kept.identity.worker_id) {
                 return Ok((kept.identity, lock));
             }
-            tracing::info!(
-                worker_name,
-                "the declaration changed: the worker gets a new id and will be onboarded anew"
-            );
+            tracing::info!(worker_name, "the declaration changed: the worker gets a new id and will be onboarded anew");
         }
-        let kept = Kept {
-            identity: Self::ephemeral(worker_name),
-            model: model.into(),
-            max_inflight_total,
-        };
+        let kept = Kept { identity: Self::ephemeral(worker_name), model: model.into(), max_inflight_total };
         // Written beside and moved into place: a crash leaves the old identity or the new one, never half of one.
         let draft = folder.join(format!("{worker_name}.json.new"));
         let json = serde_json::to_vec_pretty(&kept).unwrap_or_default();
@@ -133,17 +121,11 @@ pub fn default_name(host: &str, model: &str, backend: &str) -> String {
 
 fn lock(folder: &Path, name: &str) -> Result<NameLock, IdentityError> {
     let path = folder.join(format!("{name}.lock"));
-    let failed = |source| IdentityError::Io {
-        path: path.clone(),
-        source,
-    };
+    let failed = |source| IdentityError::Io { path: path.clone(), source };
     let file = File::create(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(NameLock { _file: file }),
-        Err(TryLockError::WouldBlock) => Err(IdentityError::Taken {
-            name: name.into(),
-            path,
-        }),
+        Err(TryLockError::WouldBlock) => Err(IdentityError::Taken { name: name.into(), path }),
         Err(TryLockError::Error(source)) => Err(failed(source)),
     }
 }
@@ -172,12 +154,7 @@ mod tests {
     #[test]
     fn the_id_is_kept_while_nothing_changed_and_replaced_when_the_declaration_did() {
         let dir = tempfile::tempdir().unwrap();
-        let run = |name, total| {
-            Identity::keep(dir.path(), name, "qwen3.6-35b-a3b", total)
-                .unwrap()
-                .0
-                .worker_id
-        };
+        let run = |name, total| Identity::keep(dir.path(), name, "qwen3.6-35b-a3b", total).unwrap().0.worker_id;
         let ids = [run("r7-g0", 24), run("r7-g0", 24), run("r7-g0", 16), run("r7-g1", 16)];
         assert_eq!(ids[0], ids[1]);
         assert_ne!(ids[1], ids[2]);
@@ -189,10 +166,7 @@ mod tests {
     fn a_name_is_held_by_one_process_and_a_damaged_file_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let (first, lock) = Identity::keep(dir.path(), "a", "m", 8).unwrap();
-        assert!(matches!(
-            Identity::keep(dir.path(), "a", "m", 8),
-            Err(IdentityError::Taken { .. })
-        ));
+        assert!(matches!(Identity::keep(dir.path(), "a", "m", 8), Err(IdentityError::Taken { .. })));
         drop(lock);
         fs::write(dir.path().join("a.json"), "{").unwrap();
         assert_ne!(Identity::keep(dir.path(), "a", "m", 8).unwrap().0, first);
@@ -202,10 +176,7 @@ mod tests {
     fn names_are_plain() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["", "../x", "a/b", ".hidden", "a b"] {
-            assert!(
-                matches!(Identity::keep(dir.path(), name, "m", 8), Err(IdentityError::Name(_))),
-                "{name:?}"
-            );
+            assert!(matches!(Identity::keep(dir.path(), name, "m", 8), Err(IdentityError::Name(_))), "{name:?}");
         }
         assert_eq!(default_name("rack7", "m", "candle").len(), 16);
     }

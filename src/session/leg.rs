@@ -35,22 +35,13 @@ impl Leg {
         shutdown: watch::Receiver<bool>,
     ) -> Result<Self, SessionError> {
         let url = leg_url(&shared.config.gateway, index, count);
-        let wrong = |reason: String| SessionError::Address {
-            address: shared.config.gateway.clone(),
-            reason,
-        };
+        let wrong = |reason: String| SessionError::Address { address: shared.config.gateway.clone(), reason };
         let request = url.as_str().into_client_request().map_err(|e| wrong(e.to_string()))?;
         match request.uri().scheme_str() {
             Some("ws" | "wss") => {}
             other => return Err(wrong(format!("it is not ws or wss but {}", other.unwrap_or("nothing")))),
         }
-        Ok(Self {
-            shared,
-            index,
-            count,
-            url,
-            shutdown,
-        })
+        Ok(Self { shared, index, count, url, shutdown })
     }
 
     /// Keeps the leg up until the worker shuts down.
@@ -70,13 +61,8 @@ impl Leg {
                 Err(error) => tracing::warn!(leg = self.index, url = self.url, %error, "cannot dial the gateway"),
                 Ok(socket) => {
                     let (leave, mut asked_to_leave) = oneshot::channel();
-                    let connection = Connection::new(
-                        Arc::clone(&self.shared),
-                        self.index,
-                        self.count,
-                        self.shutdown.clone(),
-                        leave,
-                    );
+                    let connection =
+                        Connection::new(Arc::clone(&self.shared), self.index, self.count, self.shutdown.clone(), leave);
                     let mut running = tokio::spawn(connection.run(socket));
                     let closed = tokio::select! {
                         // An idle connection ends at once when it is asked to leave: both are true then, and a plain

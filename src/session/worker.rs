@@ -90,18 +90,13 @@ impl Worker {
             config,
             service,
         };
-        Self {
-            shared: Arc::new(shared),
-            shutdown: watch::Sender::new(false),
-        }
+        Self { shared: Arc::new(shared), shutdown: watch::Sender::new(false) }
     }
 
     /// A view of the worker that outlives [`Worker::run`].
     #[must_use]
     pub fn handle(&self) -> WorkerHandle {
-        WorkerHandle {
-            shared: Arc::clone(&self.shared),
-        }
+        WorkerHandle { shared: Arc::clone(&self.shared) }
     }
 
     /// Serves until `shutdown` resolves, then lets running requests finish within the configured grace.
@@ -141,10 +136,7 @@ impl Worker {
         };
         self.shutdown.send_replace(true);
         let rest = async { while legs.join_next().await.is_some() {} };
-        if tokio::time::timeout(self.shared.config.shutdown_grace, rest)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(self.shared.config.shutdown_grace, rest).await.is_err() {
             tracing::warn!("requests were still running after the shutdown grace; they are cut off");
         }
         outcome
@@ -176,10 +168,7 @@ impl Shared {
     pub(super) async fn slot(&self) -> Option<Slot<'_>> {
         let permit = self.slots.acquire().await.ok()?;
         self.inflight.send_modify(|count| *count += 1);
-        Some(Slot {
-            shared: self,
-            _permit: permit,
-        })
+        Some(Slot { shared: self, _permit: permit })
     }
 
     pub(super) fn load(&self) -> watch::Receiver<usize> {
@@ -224,10 +213,7 @@ impl Shared {
             frac: load.kv_used as f64 / load.kv_limit as f64,
         });
         Heartbeat {
-            capacity: Some(Capacity {
-                max_inflight: share(self.total, legs),
-                max_inflight_total: self.total,
-            }),
+            capacity: Some(Capacity { max_inflight: share(self.total, legs), max_inflight_total: self.total }),
             kv,
             ..self.load_broadcast()
         }
@@ -251,9 +237,7 @@ impl Drop for Slot<'_> {
     fn drop(&mut self) {
         let now = u64::try_from(self.shared.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.shared.last_end.store(now, Ordering::Relaxed);
-        self.shared
-            .inflight
-            .send_modify(|count| *count = count.saturating_sub(1));
+        self.shared.inflight.send_modify(|count| *count = count.saturating_sub(1));
     }
 }
 

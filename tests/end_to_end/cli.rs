@@ -12,11 +12,7 @@ use crate::site::fixture;
 /// A command that ends within a minute: one that fails to fail would serve for ever.
 fn engy_miner(args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
-    command
-        .args(["60", env!("CARGO_BIN_EXE_engy-miner")])
-        .args(args)
-        .env_clear()
-        .env("ENGY_LOG", "warn");
+    command.args(["60", env!("CARGO_BIN_EXE_engy-miner")]).args(args).env_clear().env("ENGY_LOG", "warn");
     command
 }
 
@@ -26,26 +22,14 @@ fn fails_with(output: Output, what: &str) {
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     let lines: Vec<&str> = stderr.lines().filter(|line| !line.contains(" WARN ")).collect();
     assert_eq!(lines.len(), 1, "{stderr}");
-    assert!(
-        lines[0].starts_with("engy-miner: ") && lines[0].contains(what),
-        "{stderr}"
-    );
-    assert!(
-        !stderr.contains("panicked") && !stderr.contains("mk-secret"),
-        "{stderr}"
-    );
+    assert!(lines[0].starts_with("engy-miner: ") && lines[0].contains(what), "{stderr}");
+    assert!(!stderr.contains("panicked") && !stderr.contains("mk-secret"), "{stderr}");
 }
 
 fn mine(checkpoint: &Path, state: &Path) -> Command {
     let spec = fixture("tiny.toml");
     let mut command = engy_miner(&["mine", "--legs", "2"]);
-    command
-        .arg("--checkpoint")
-        .arg(checkpoint)
-        .arg("--spec")
-        .arg(spec)
-        .arg("--state-dir")
-        .arg(state);
+    command.arg("--checkpoint").arg(checkpoint).arg("--spec").arg(spec).arg("--state-dir").arg(state);
     command.env("MINER_KEY", "mk-secret").env("GW", "ws://127.0.0.1:9/gw");
     command
 }
@@ -84,42 +68,13 @@ fn checkpoints_that_are_none() {
 fn flags_that_cannot_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let llama = fixture("models/tiny-llama");
-    fails_with(
-        mine(&llama, dir.path()).args(["--backend", "sglang"]).output().unwrap(),
-        "not built yet",
-    );
-    fails_with(
-        mine(&llama, dir.path())
-            .env("GW", "http://127.0.0.1:9/gw")
-            .output()
-            .unwrap(),
-        "not ws or wss",
-    );
-    fails_with(
-        mine(&llama, dir.path()).env("GW", "not an address").output().unwrap(),
-        "gateway address",
-    );
-    fails_with(
-        mine(&llama, dir.path()).env("MINER_KEY", "").output().unwrap(),
-        "MINER_KEY is empty",
-    );
-    fails_with(
-        mine(&llama, dir.path())
-            .args(["--worker-name", "../x"])
-            .output()
-            .unwrap(),
-        "worker name",
-    );
-    fails_with(
-        mine(&llama, dir.path())
-            .args(["--max-request-s", "nan"])
-            .output()
-            .unwrap(),
-        "--max-request-s",
-    );
-    let unknown = engy_miner(&["demo", "--model", "gpt-5", "--checkpoint", "x"])
-        .output()
-        .unwrap();
+    fails_with(mine(&llama, dir.path()).args(["--backend", "sglang"]).output().unwrap(), "not built yet");
+    fails_with(mine(&llama, dir.path()).env("GW", "http://127.0.0.1:9/gw").output().unwrap(), "not ws or wss");
+    fails_with(mine(&llama, dir.path()).env("GW", "not an address").output().unwrap(), "gateway address");
+    fails_with(mine(&llama, dir.path()).env("MINER_KEY", "").output().unwrap(), "MINER_KEY is empty");
+    fails_with(mine(&llama, dir.path()).args(["--worker-name", "../x"]).output().unwrap(), "worker name");
+    fails_with(mine(&llama, dir.path()).args(["--max-request-s", "nan"]).output().unwrap(), "--max-request-s");
+    let unknown = engy_miner(&["demo", "--model", "gpt-5", "--checkpoint", "x"]).output().unwrap();
     fails_with(unknown, "no spec for the model \"gpt-5\"");
     let home = engy_miner(&["demo"]).env("HOME", dir.path()).output().unwrap();
     fails_with(home, "run scripts/fetch-demo-model");
@@ -129,10 +84,7 @@ fn flags_that_cannot_be_used() {
 fn a_port_that_is_taken() {
     let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = holder.local_addr().unwrap().to_string();
-    fails_with(
-        engy_miner(&["gateway", "--listen", &address]).output().unwrap(),
-        &address,
-    );
+    fails_with(engy_miner(&["gateway", "--listen", &address]).output().unwrap(), &address);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -145,9 +97,7 @@ async fn a_wrong_key() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = mine(&fixture("models/tiny-llama"), dir.path());
     command.env("GW", url);
-    let output = tokio::task::spawn_blocking(move || command.output().unwrap())
-        .await
-        .unwrap();
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     fails_with(output, "refuses this worker: unknown miner key");
 }
 
@@ -159,20 +109,13 @@ fn proofs_that_are_none() {
     let verify = |proof: &str| {
         let path = dir.path().join("proof.json");
         std::fs::write(&path, proof).unwrap();
-        engy_miner(&["verify", "--checkpoint", llama])
-            .arg("--spec")
-            .arg(&spec)
-            .arg(&path)
-            .output()
-            .unwrap()
+        engy_miner(&["verify", "--checkpoint", llama]).arg("--spec").arg(&spec).arg(&path).output().unwrap()
     };
     fails_with(verify("{"), "is no proof");
     fails_with(verify("{}"), "is no proof");
     let empty = r#"{"commitment": {"model_root": "", "output_token_ids": [], "toploc": {"proofs": [], "topk": 16,
         "decode_batching_size": 32, "skip_prefill": true, "n_tokens": 0, "prompt_ids": []}}}"#;
     fails_with(verify(empty), "no prompt or no answer");
-    let gone = engy_miner(&["verify", "--checkpoint", llama, "/nonexistent.json"])
-        .output()
-        .unwrap();
+    let gone = engy_miner(&["verify", "--checkpoint", llama, "/nonexistent.json"]).output().unwrap();
     fails_with(gone, "cannot read the proof");
 }

@@ -11,18 +11,11 @@ use crate::site::{fixture, load};
 
 /// A bf16 keeps 8 bits of a value; the rows are of order 1 to 8.
 fn close(row: &[bf16], want: &[f32]) -> bool {
-    row.iter()
-        .zip(want)
-        .all(|(got, want)| (got.to_f32() - want).abs() <= want.abs() / 256.0 + 1e-4)
+    row.iter().zip(want).all(|(got, want)| (got.to_f32() - want).abs() <= want.abs() / 256.0 + 1e-4)
 }
 
 fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerationRequest {
-    GenerationRequest {
-        prompt,
-        max_tokens,
-        stop_ids: vec![],
-        sampling: SamplingParams::default(),
-    }
+    GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling: SamplingParams::default() }
 }
 
 async fn generate(
@@ -54,29 +47,18 @@ async fn ids_and_rows_of_all_fixtures() {
         let bytes = std::fs::read(folder.join("golden/f32.safetensors")).unwrap();
         let goldens = SafeTensors::deserialize(&bytes).unwrap();
         let rows = |name: String| -> Vec<f32> {
-            goldens
-                .tensor(&name)
-                .unwrap()
-                .data()
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|b| f32::from_le_bytes(*b))
-                .collect()
+            goldens.tensor(&name).unwrap().data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
         };
         let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
         for (at, prompt) in json["prompts"].as_array().unwrap().iter().enumerate() {
             let (prompt_ids, chosen) = (ids(&prompt["prompt_ids"]), ids(&prompt["chosen_ids"]));
-            let (got, fin, reason) = generate(backend.as_ref(), request(prompt_ids.clone(), chosen.len()))
-                .await
-                .unwrap();
+            let (got, fin, reason) =
+                generate(backend.as_ref(), request(prompt_ids.clone(), chosen.len())).await.unwrap();
             assert_eq!((&got, reason), (&chosen, StopReason::Length), "{model} p{at}");
             let want = rows(format!("p{at}.step_fin"));
             assert_eq!(fin.len(), chosen.len());
             assert!(
-                fin.iter()
-                    .zip(want.chunks_exact(fin.hidden()))
-                    .all(|(row, want)| close(row, want)),
+                fin.iter().zip(want.chunks_exact(fin.hidden())).all(|(row, want)| close(row, want)),
                 "{model} p{at}"
             );
 
@@ -86,10 +68,7 @@ async fn ids_and_rows_of_all_fixtures() {
             let again = backend.hidden_states(sequence, prompt_ids.len() - 1).await.unwrap();
             assert_eq!(again.len(), chosen.len());
             assert!(
-                again
-                    .iter()
-                    .zip(want.chunks_exact(fin.hidden()))
-                    .all(|(row, want)| close(row, want)),
+                again.iter().zip(want.chunks_exact(fin.hidden())).all(|(row, want)| close(row, want)),
                 "{model} p{at}"
             );
         }
@@ -103,10 +82,7 @@ async fn a_stop_id_is_the_last_token_with_its_row() {
     let mut stopping = request(vec![84], 10);
     stopping.stop_ids = vec![ids[4]];
     let (stopped, fin, reason) = generate(backend.as_ref(), stopping).await.unwrap();
-    assert_eq!(
-        (stopped.as_slice(), fin.len(), reason),
-        (&ids[..5], 5, StopReason::StopId(ids[4]))
-    );
+    assert_eq!((stopped.as_slice(), fin.len(), reason), (&ids[..5], 5, StopReason::StopId(ids[4])));
 }
 
 #[tokio::test]
@@ -115,14 +91,8 @@ async fn requests_that_cannot_be_served_are_the_callers_fault() {
     for (bad, says) in [
         (request(vec![], 4), "no tokens"),
         (request(vec![1], 0), "0 tokens"),
-        (
-            request(vec![1, 384], 4),
-            "token id 384 is outside the vocabulary of 384",
-        ),
-        (
-            request(vec![1; 5000], 4),
-            "5000 tokens leave no room in a context of 4096",
-        ),
+        (request(vec![1, 384], 4), "token id 384 is outside the vocabulary of 384"),
+        (request(vec![1; 5000], 4), "5000 tokens leave no room in a context of 4096"),
     ] {
         match generate(backend.as_ref(), bad).await {
             Err(BackendError::Client(message)) => assert!(message.contains(says), "{message}"),
@@ -131,9 +101,5 @@ async fn requests_that_cannot_be_served_are_the_callers_fault() {
     }
     let error = backend.hidden_states(vec![1, 2], 2).await.unwrap_err();
     assert!(matches!(error, BackendError::Client(_)));
-    assert_eq!(
-        generate(backend.as_ref(), request(vec![1], 2)).await.unwrap().0.len(),
-        2,
-        "and it still serves"
-    );
+    assert_eq!(generate(backend.as_ref(), request(vec![1], 2)).await.unwrap().0.len(), 2, "and it still serves");
 }

@@ -25,18 +25,9 @@ async fn a_plain_answer_is_whole_and_its_proof_passes() {
         completion["usage"],
         json!({"prompt_tokens": prompt, "completion_tokens": 40, "total_tokens": prompt + 40})
     );
-    let report = verify(site.backend.as_ref(), &site.model_root, claim, tiny_spec().toploc)
-        .await
-        .unwrap();
+    let report = verify(site.backend.as_ref(), &site.model_root, claim, tiny_spec().toploc).await.unwrap();
     assert!(report.verdict.is_pass() && report.same_root, "{report:?}");
-    assert!(
-        report
-            .verification
-            .batches
-            .iter()
-            .all(|batch| batch.exp_mismatches == 0),
-        "{report:?}"
-    );
+    assert!(report.verification.batches.iter().all(|batch| batch.exp_mismatches == 0), "{report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,17 +38,10 @@ async fn a_streamed_answer_adds_up_to_the_plain_one() {
     request["stream"] = true.into();
     request["stream_options"] = json!({"include_usage": true});
     let events = events(site.post(&request).await).await;
-    let text: String = events
-        .iter()
-        .filter_map(|e| e["choices"][0]["delta"]["content"].as_str())
-        .collect();
+    let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, plain["choices"][0]["message"]["content"].as_str().unwrap());
     assert!(
-        events
-            .iter()
-            .filter(|e| e["choices"][0]["delta"]["content"].is_string())
-            .count()
-            > 10,
+        events.iter().filter(|e| e["choices"][0]["delta"]["content"].is_string()).count() > 10,
         "it came in pieces"
     );
     assert_eq!(events.last().unwrap()["usage"], plain["usage"]);
@@ -78,10 +62,7 @@ async fn a_buyer_who_hangs_up_frees_the_slot_and_the_cache_and_nothing_is_sent_a
     let (completion, _) = site.ask(&question("hello", 8)).await;
     assert_eq!(completion["usage"]["completion_tokens"], 8);
     let status = site.gateway.status();
-    assert_eq!(
-        (status.open_legs(), status.unknown_corr_ids, status.bad_frames),
-        (LEGS, 0, 0)
-    );
+    assert_eq!((status.open_legs(), status.unknown_corr_ids, status.bad_frames), (LEGS, 0, 0));
     let load = site.backend.load();
     assert_eq!((load.running, load.waiting), (0, 0), "{load:?}");
 }
@@ -89,9 +70,7 @@ async fn a_buyer_who_hangs_up_frees_the_slot_and_the_cache_and_nothing_is_sent_a
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_at_once_get_the_answers_that_they_get_alone() {
     let site = Site::start().await;
-    let requests: Vec<Value> = (0..5)
-        .map(|n| question(&format!("question number {n}"), 20 + n))
-        .collect();
+    let requests: Vec<Value> = (0..5).map(|n| question(&format!("question number {n}"), 20 + n)).collect();
     let mut alone = Vec::new();
     for request in &requests {
         alone.push(site.ask(request).await.1.commitment);
@@ -99,13 +78,7 @@ async fn requests_at_once_get_the_answers_that_they_get_alone() {
     let together = futures::future::join_all(requests.iter().map(|request| site.ask(request))).await;
     for (alone, (_, together)) in alone.iter().zip(&together) {
         assert_eq!(alone.output_token_ids, together.commitment.output_token_ids);
-        let report = verify(
-            site.backend.as_ref(),
-            &site.model_root,
-            &together.commitment,
-            tiny_spec().toploc,
-        )
-        .await;
+        let report = verify(site.backend.as_ref(), &site.model_root, &together.commitment, tiny_spec().toploc).await;
         let report = report.unwrap();
         assert!(report.verdict.is_pass(), "{report:?}");
     }
@@ -121,14 +94,7 @@ async fn a_seed_repeats_an_answer_and_a_stop_string_ends_one() {
     assert_eq!(first["choices"], site.ask(&request).await.0["choices"]);
     request["seed"] = json!(12);
     assert_ne!(first["choices"], site.ask(&request).await.0["choices"]);
-    let report = verify(
-        site.backend.as_ref(),
-        &site.model_root,
-        &proof.commitment,
-        tiny_spec().toploc,
-    )
-    .await
-    .unwrap();
+    let report = verify(site.backend.as_ref(), &site.model_root, &proof.commitment, tiny_spec().toploc).await.unwrap();
     assert!(report.verdict.is_pass(), "sampled answers are proven alike: {report:?}");
 
     let (plain, _) = site.ask(&question("hello", 30)).await;
@@ -140,14 +106,7 @@ async fn a_seed_repeats_an_answer_and_a_stop_string_ends_one() {
     let cut = &text[..text.find(&stop).unwrap()];
     assert_eq!(stopped["choices"][0]["message"]["content"], cut);
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
-    let report = verify(
-        site.backend.as_ref(),
-        &site.model_root,
-        &proof.commitment,
-        tiny_spec().toploc,
-    )
-    .await
-    .unwrap();
+    let report = verify(site.backend.as_ref(), &site.model_root, &proof.commitment, tiny_spec().toploc).await.unwrap();
     assert!(report.verdict.is_pass(), "{report:?}");
 }
 
@@ -156,14 +115,8 @@ async fn a_bad_request_is_the_buyers_fault_and_the_leg_stays_up() {
     let site = Site::start().await;
     for (body, says) in [
         // Field case FC-K03.
-        (
-            json!({"model": "tiny", "messages": [], "max_tokens": 8}),
-            "messages is empty",
-        ),
-        (
-            json!({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "temperature": -1}),
-            "temperature",
-        ),
+        (json!({"model": "tiny", "messages": [], "max_tokens": 8}), "messages is empty"),
+        (json!({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "temperature": -1}), "temperature"),
         (question(&"long ".repeat(2000), 8), "takes at most 1024"),
         (
             json!({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stop_token_ids": "all"}),

@@ -30,10 +30,7 @@ pub(crate) fn tiny_spec() -> ModelSpec {
 
 pub(crate) fn load(path: &Path) -> (Checkpoint, Arc<CandleBackend>) {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let options = EngineOptions {
-        max_total_tokens: Some(4096),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions { max_total_tokens: Some(4096), ..EngineOptions::default() };
     let backend = CandleBackend::open(&checkpoint, &options, &|_, _| {}).unwrap();
     (checkpoint, Arc::new(backend))
 }
@@ -88,23 +85,11 @@ impl Site {
         let worker_handle = worker.handle();
         tokio::spawn(worker.run(std::future::pending()));
         handle.wait_for_legs(LEGS).await;
-        Self {
-            gateway: handle,
-            worker: worker_handle,
-            backend,
-            model_root,
-            http: reqwest::Client::new(),
-            base,
-        }
+        Self { gateway: handle, worker: worker_handle, backend, model_root, http: reqwest::Client::new(), base }
     }
 
     pub(crate) async fn post(&self, body: &Value) -> reqwest::Response {
-        self.http
-            .post(format!("{}/v1/chat/completions", self.base))
-            .json(body)
-            .send()
-            .await
-            .unwrap()
+        self.http.post(format!("{}/v1/chat/completions", self.base)).json(body).send().await.unwrap()
     }
 
     /// A plain answer: the completion and its kept proof.
@@ -117,14 +102,7 @@ impl Site {
     }
 
     pub(crate) async fn proof(&self, request_id: &str) -> ProofRecord {
-        self.http
-            .get(format!("{}/v1/proofs/{request_id}", self.base))
-            .send()
-            .await
-            .unwrap()
-            .json()
-            .await
-            .unwrap()
+        self.http.get(format!("{}/v1/proofs/{request_id}", self.base)).send().await.unwrap().json().await.unwrap()
     }
 }
 
@@ -137,13 +115,7 @@ pub(crate) fn question(text: &str, max_tokens: usize) -> Value {
 pub(crate) async fn events(response: reqwest::Response) -> Vec<Value> {
     assert_eq!(response.status(), 200);
     let text = response.text().await.unwrap();
-    let mut events: Vec<&str> = text
-        .split("\n\n")
-        .filter_map(|event| event.strip_prefix("data: "))
-        .collect();
+    let mut events: Vec<&str> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     assert_eq!(events.pop(), Some("[DONE]"));
-    events
-        .into_iter()
-        .map(|event| serde_json::from_str(event).unwrap())
-        .collect()
+    events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }

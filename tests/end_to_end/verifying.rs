@@ -19,10 +19,7 @@ fn perturbed(model: &str, to: &Path) {
     let path = to.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
-    let (start, end) = metadata
-        .info("model.layers.1.mlp.down_proj.weight")
-        .unwrap()
-        .data_offsets;
+    let (start, end) = metadata.info("model.layers.1.mlp.down_proj.weight").unwrap().data_offsets;
     for value in bytes[8 + header..][start..end].as_chunks_mut::<4>().0 {
         *value = (-f32::from_le_bytes(*value)).to_le_bytes();
     }
@@ -42,13 +39,8 @@ async fn a_proof_from_other_weights_is_rejected() {
     perturbed("models/tiny-llama", folder.path());
     let (checkpoint, other) = load(folder.path());
     let root = checkpoint.model_root().unwrap();
-    assert_eq!(
-        root, site.model_root,
-        "names and sizes are the same: only hidden states can tell"
-    );
-    let report = verify(other.as_ref(), &root, &record.commitment, tiny_spec().toploc)
-        .await
-        .unwrap();
+    assert_eq!(root, site.model_root, "names and sizes are the same: only hidden states can tell");
+    let report = verify(other.as_ref(), &root, &record.commitment, tiny_spec().toploc).await.unwrap();
     assert_eq!(report.verdict.outcome, Outcome::Fail, "{report:?}");
     assert_eq!(report.verdict.passed, 0, "no batch passes: {report:?}");
 }
@@ -57,14 +49,7 @@ async fn a_proof_from_other_weights_is_rejected() {
 async fn a_shuffled_answer_is_rejected() {
     let (site, mut record) = honest().await;
     record.commitment.output_token_ids.reverse();
-    let report = verify(
-        site.backend.as_ref(),
-        &site.model_root,
-        &record.commitment,
-        tiny_spec().toploc,
-    )
-    .await
-    .unwrap();
+    let report = verify(site.backend.as_ref(), &site.model_root, &record.commitment, tiny_spec().toploc).await.unwrap();
     assert_eq!(report.verdict.outcome, Outcome::Fail, "{report:?}");
 }
 
@@ -74,33 +59,18 @@ async fn a_claim_that_contradicts_itself_is_refused_without_a_recompute() {
     let refusal = async |change: &dyn Fn(&mut ProofRecord)| {
         let mut record = record.clone();
         change(&mut record);
-        verify(
-            site.backend.as_ref(),
-            &site.model_root,
-            &record.commitment,
-            tiny_spec().toploc,
-        )
-        .await
-        .unwrap_err()
+        verify(site.backend.as_ref(), &site.model_root, &record.commitment, tiny_spec().toploc).await.unwrap_err()
     };
     let malformed = |error: VerifyError| matches!(error, VerifyError::Commitment(_) | VerifyError::Proof(_));
-    assert!(malformed(
-        refusal(&|r| r.commitment.output_token_ids.truncate(69)).await
-    ));
+    assert!(malformed(refusal(&|r| r.commitment.output_token_ids.truncate(69)).await));
     assert!(malformed(refusal(&|r| r.commitment.output_token_ids.clear()).await));
     assert!(malformed(refusal(&|r| r.commitment.toploc.prompt_ids.clear()).await));
     assert!(malformed(refusal(&|r| r.commitment.toploc.topk = 128).await));
-    assert!(malformed(
-        refusal(&|r| r.commitment.toploc.decode_batching_size = 1 << 40).await
-    ));
+    assert!(malformed(refusal(&|r| r.commitment.toploc.decode_batching_size = 1 << 40).await));
     assert!(malformed(refusal(&|r| r.commitment.toploc.skip_prefill = false).await));
     assert!(malformed(refusal(&|r| r.commitment.toploc.proofs.truncate(2)).await));
-    assert!(malformed(
-        refusal(&|r| r.commitment.toploc.proofs.push("AAAA".into())).await
-    ));
-    assert!(malformed(
-        refusal(&|r| r.commitment.toploc.proofs[0] = "!".into()).await
-    ));
+    assert!(malformed(refusal(&|r| r.commitment.toploc.proofs.push("AAAA".into())).await));
+    assert!(malformed(refusal(&|r| r.commitment.toploc.proofs[0] = "!".into()).await));
     // An id outside the vocabulary cannot be recomputed; it must not take the verifier down either.
     let error = refusal(&|r| r.commitment.toploc.prompt_ids[0] = u32::MAX).await;
     assert!(error.to_string().contains("outside the vocabulary"), "{error}");

@@ -54,11 +54,7 @@ struct Shared {
 
 enum Command {
     Generate(GenerationRequest, GenerationSender),
-    Rows {
-        tokens: Vec<u32>,
-        from: usize,
-        answer: oneshot::Sender<Result<FinRows, BackendError>>,
-    },
+    Rows { tokens: Vec<u32>, from: usize, answer: oneshot::Sender<Result<FinRows, BackendError>> },
 }
 
 /// Starts the engine thread over a runner.
@@ -77,8 +73,7 @@ pub(super) fn start(runner: Box<dyn StepRunner + Send>, config: EngineConfig) ->
             Ok(()) => "it was shut down".to_owned(),
             Err(panic) => {
                 let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-                text.or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "a panic".into())
+                text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
             }
         };
         let _ = seen.ended.set(why);
@@ -97,9 +92,7 @@ impl EngineHandle {
 
     pub(super) async fn rows(&self, tokens: Vec<u32>, from: usize) -> Result<FinRows, BackendError> {
         let (answer, rows) = oneshot::channel();
-        self.commands
-            .send(Command::Rows { tokens, from, answer })
-            .map_err(|_| self.gone())?;
+        self.commands.send(Command::Rows { tokens, from, answer }).map_err(|_| self.gone())?;
         rows.await.map_err(|_| self.gone())?
     }
 
@@ -120,10 +113,7 @@ impl EngineHandle {
     }
 
     fn gone(&self) -> BackendError {
-        BackendError::Broken(format!(
-            "the engine has ended: {}",
-            self.ended().unwrap_or("its thread is gone")
-        ))
+        BackendError::Broken(format!("the engine has ended: {}", self.ended().unwrap_or("its thread is gone")))
     }
 }
 
@@ -182,14 +172,7 @@ impl Engine {
     fn new(runner: Box<dyn StepRunner + Send>, config: EngineConfig, shared: Arc<Shared>) -> Self {
         let scheduler = Scheduler::new(config.scheduler);
         shared.kv_limit.store(scheduler.capacity(), Ordering::Relaxed);
-        Self {
-            runner,
-            config,
-            scheduler,
-            clients: HashMap::new(),
-            next_id: 0,
-            shared,
-        }
+        Self { runner, config, scheduler, clients: HashMap::new(), next_id: 0, shared }
     }
 
     /// Works until every handle is gone.
@@ -276,10 +259,7 @@ impl Engine {
             return Err((client, reason));
         }
         if from >= length {
-            return Err((
-                client,
-                format!("rows from position {from} were asked of {length} tokens"),
-            ));
+            return Err((client, format!("rows from position {from} were asked of {length} tokens")));
         }
         match self.scheduler.submit(id, tokens, length, Wanted::RowsFrom(from)) {
             Ok(()) => Ok(client),
@@ -293,10 +273,7 @@ impl Engine {
             return Err("the prompt has no tokens".into());
         }
         if room == 0 {
-            return Err(format!(
-                "{} tokens leave no room in a context of {context}",
-                tokens.len()
-            ));
+            return Err(format!("{} tokens leave no room in a context of {context}", tokens.len()));
         }
         match tokens.iter().find(|&&id| id as usize >= vocab) {
             Some(id) => Err(format!("token id {id} is outside the vocabulary of {vocab}")),
@@ -305,12 +282,7 @@ impl Engine {
     }
 
     fn forget_cancelled(&mut self) {
-        let gone: Vec<SequenceId> = self
-            .clients
-            .iter()
-            .filter(|(_, c)| c.is_gone())
-            .map(|(&id, _)| id)
-            .collect();
+        let gone: Vec<SequenceId> = self.clients.iter().filter(|(_, c)| c.is_gone()).map(|(&id, _)| id).collect();
         for id in gone {
             self.clients.remove(&id);
             self.scheduler.remove(id);
@@ -322,10 +294,7 @@ impl Engine {
             return;
         };
         let began = Instant::now();
-        let output = self
-            .runner
-            .run(&plan)
-            .and_then(|output| self.check_output(output, &uses));
+        let output = self.runner.run(&plan).and_then(|output| self.check_output(output, &uses));
         let output = match output {
             Ok(output) => output,
             Err(reason) => return self.fail_all(&reason),
@@ -352,9 +321,7 @@ impl Engine {
                 self.scheduler.remove(use_.sequence);
                 if let Some(Client::Rows(client)) = self.clients.remove(&use_.sequence) {
                     let rows = FinRows::new(self.config.hidden, client.rows);
-                    let _ = client
-                        .answer
-                        .send(rows.ok_or_else(|| BackendError::Broken("rows of no width".into())));
+                    let _ = client.answer.send(rows.ok_or_else(|| BackendError::Broken("rows of no width".into())));
                 }
             }
         }
@@ -395,8 +362,7 @@ impl GenerationClient {
     /// Chooses the next id and tells the reader. `None` when the answer has ended.
     fn advance(&mut self, logits: Vec<f32>, row: &[bf16], began: Instant) -> Option<u32> {
         let Some(id) = self.sampler.choose(logits) else {
-            self.sender
-                .send(Err(BackendError::Broken("the model gave no finite logit".into())));
+            self.sender.send(Err(BackendError::Broken("the model gave no finite logit".into())));
             return None;
         };
         let now = Instant::now();

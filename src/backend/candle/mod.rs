@@ -78,10 +78,7 @@ impl CandleBackend {
         let blocks = cache_blocks(&config, options)?;
         // What the cache cannot hold is no context, whatever the model was made for.
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
-        let tensor_error = |source| LoadError::Tensor {
-            name: "the key/value cache".into(),
-            source,
-        };
+        let tensor_error = |source| LoadError::Tensor { name: "the key/value cache".into(), source };
         let model = model::load(checkpoint, &config, &device, progress)?;
         let runner = ModelRunner::new(model, &config, blocks as usize, &device).map_err(tensor_error)?;
         let engine = engine::start(
@@ -145,10 +142,7 @@ fn cache_blocks(config: &DecoderConfig, options: &EngineOptions) -> Result<u32, 
     let tokens = options.max_total_tokens.unwrap_or_else(default);
     let bytes = tokens.saturating_mul(bytes_per_token) as u64;
     // A refused allocation would end the process without a word.
-    if let Some(available) = machine::memory()
-        .map(|memory| memory.available)
-        .filter(|available| bytes > *available)
-    {
+    if let Some(available) = machine::memory().map(|memory| memory.available).filter(|available| bytes > *available) {
         return Err(LoadError::Config(format!(
             "a key/value cache of {tokens} tokens takes {bytes} bytes and {available} are free; lower --max-total-tokens"
         )));

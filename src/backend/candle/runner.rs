@@ -15,10 +15,7 @@ pub(super) struct ModelRunner {
 
 impl ModelRunner {
     pub(super) fn new(model: Decoder, config: &DecoderConfig, blocks: usize, device: &Device) -> Result<Self> {
-        Ok(Self {
-            model,
-            caches: kv::allocate(config.kv(), blocks, device)?,
-        })
+        Ok(Self { model, caches: kv::allocate(config.kv(), blocks, device)? })
     }
 
     /// A step's fin in f32, `[outputs, hidden]`, and its logits.
@@ -26,11 +23,7 @@ impl ModelRunner {
         let Some(fin) = self.model.forward(plan, &self.caches)? else {
             return Ok(None);
         };
-        let wanted: Vec<u32> = (0_u32..)
-            .zip(&plan.outputs)
-            .filter(|(_, o)| o.logits)
-            .map(|(at, _)| at)
-            .collect();
+        let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, o)| o.logits).map(|(at, _)| at).collect();
         let logits = if wanted.is_empty() {
             Vec::new()
         } else {

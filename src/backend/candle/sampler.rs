@@ -23,16 +23,8 @@ impl Sampler {
     pub(super) fn new(params: SamplingParams, prompt: &[u32]) -> Self {
         let seed = params.seed.unwrap_or_else(|| rand::rng().random());
         // The prompt matters to the repetition penalty alone; without one, its ids need no memory.
-        let remembered = if params.repetition_penalty == 1.0 {
-            &[][..]
-        } else {
-            prompt
-        };
-        Self {
-            rng: ChaCha8Rng::seed_from_u64(seed),
-            seen: remembered.iter().map(|&id| (id, 0)).collect(),
-            params,
-        }
+        let remembered = if params.repetition_penalty == 1.0 { &[][..] } else { prompt };
+        Self { rng: ChaCha8Rng::seed_from_u64(seed), seen: remembered.iter().map(|&id| (id, 0)).collect(), params }
     }
 
     /// Chooses the next id. `None` when no logit is a number, which only a broken model gives.
@@ -134,11 +126,7 @@ mod tests {
     }
 
     fn seeded() -> SamplingParams {
-        SamplingParams {
-            temperature: 1.0,
-            seed: Some(7),
-            ..SamplingParams::default()
-        }
+        SamplingParams { temperature: 1.0, seed: Some(7), ..SamplingParams::default() }
     }
 
     /// How often each id of `logits` is chosen in 4,000 draws.
@@ -167,10 +155,7 @@ mod tests {
             let want = f64::from(logits[id]).exp() / sum;
             assert!((found - want).abs() < 0.03, "id {id}: {found} for {want}");
         }
-        let cold = SamplingParams {
-            temperature: 0.5,
-            ..seeded()
-        };
+        let cold = SamplingParams { temperature: 0.5, ..seeded() };
         let want = 4_f64.exp() / (1.0 + 2_f64.exp() + 4_f64.exp());
         assert!((frequencies(&cold, &logits)[2] - want).abs() < 0.03);
     }
@@ -183,41 +168,11 @@ mod tests {
             let found = frequencies(&params, &logits);
             (0..4).filter(|&id| found[id] > 0.0).collect()
         };
-        assert_eq!(
-            chosen(SamplingParams {
-                top_k: Some(2),
-                ..seeded()
-            }),
-            [0, 1]
-        );
-        assert_eq!(
-            chosen(SamplingParams {
-                top_p: 0.65,
-                ..seeded()
-            }),
-            [0, 1]
-        );
-        assert_eq!(
-            chosen(SamplingParams {
-                top_p: 0.75,
-                ..seeded()
-            }),
-            [0, 1, 2]
-        );
-        assert_eq!(
-            chosen(SamplingParams {
-                min_p: 0.45,
-                ..seeded()
-            }),
-            [0, 1, 2]
-        );
-        assert_eq!(
-            chosen(SamplingParams {
-                min_p: 0.55,
-                ..seeded()
-            }),
-            [0, 1]
-        );
+        assert_eq!(chosen(SamplingParams { top_k: Some(2), ..seeded() }), [0, 1]);
+        assert_eq!(chosen(SamplingParams { top_p: 0.65, ..seeded() }), [0, 1]);
+        assert_eq!(chosen(SamplingParams { top_p: 0.75, ..seeded() }), [0, 1, 2]);
+        assert_eq!(chosen(SamplingParams { min_p: 0.45, ..seeded() }), [0, 1, 2]);
+        assert_eq!(chosen(SamplingParams { min_p: 0.55, ..seeded() }), [0, 1]);
         assert_eq!(chosen(SamplingParams { top_p: 0.0, ..seeded() }), [0]);
     }
 
@@ -225,10 +180,7 @@ mod tests {
     fn a_seed_repeats_and_another_differs() {
         let logits = vec![0.0; 50];
         let run = |seed| {
-            let mut s = sampler(SamplingParams {
-                seed: Some(seed),
-                ..seeded()
-            });
+            let mut s = sampler(SamplingParams { seed: Some(seed), ..seeded() });
             (0..20).map(|_| s.choose(logits.clone()).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(1));
@@ -238,20 +190,14 @@ mod tests {
     #[test]
     fn penalties_push_seen_ids_down() {
         // Repetition counts the prompt (id 2): 3.0 / 2 falls below 2.0.
-        let mut s = sampler(SamplingParams {
-            repetition_penalty: 2.0,
-            ..SamplingParams::default()
-        });
+        let mut s = sampler(SamplingParams { repetition_penalty: 2.0, ..SamplingParams::default() });
         assert_eq!(s.choose(vec![0.0, 2.0, 3.0]), Some(1));
         assert_eq!(s.choose(vec![0.0, 2.0, 1.9]), Some(1), "2.0 / 2 against 1.9 / 2");
         // A negative logit is multiplied.
         assert_eq!(s.choose(vec![-1.5, -1.0, -1.0]), Some(0));
         // Presence and frequency count the answer alone.
-        let mut s = sampler(SamplingParams {
-            presence_penalty: 0.5,
-            frequency_penalty: 1.0,
-            ..SamplingParams::default()
-        });
+        let mut s =
+            sampler(SamplingParams { presence_penalty: 0.5, frequency_penalty: 1.0, ..SamplingParams::default() });
         let chosen: Vec<u32> = (0..3).map(|_| s.choose(vec![0.0, 1.0, 2.0]).unwrap()).collect();
         assert_eq!(chosen, [2, 1, 2]);
     }

@@ -75,12 +75,7 @@ pub(super) struct Scheduler {
 
 impl Scheduler {
     pub(super) fn new(config: SchedulerConfig) -> Self {
-        Self {
-            allocator: BlockAllocator::new(config.blocks),
-            waiting: VecDeque::new(),
-            running: Vec::new(),
-            config,
-        }
+        Self { allocator: BlockAllocator::new(config.blocks), waiting: VecDeque::new(), running: Vec::new(), config }
     }
 
     /// Tokens that fit in the cache.
@@ -97,18 +92,9 @@ impl Scheduler {
         wanted: Wanted,
     ) -> Result<(), TooLong> {
         if longest > self.capacity() {
-            return Err(TooLong {
-                wanted: longest,
-                limit: self.capacity(),
-            });
+            return Err(TooLong { wanted: longest, limit: self.capacity() });
         }
-        self.waiting.push_back(Sequence {
-            id,
-            tokens,
-            computed: 0,
-            blocks: Vec::new(),
-            wanted,
-        });
+        self.waiting.push_back(Sequence { id, tokens, computed: 0, blocks: Vec::new(), wanted });
         Ok(())
     }
 
@@ -207,10 +193,7 @@ impl Scheduler {
 impl Sequence {
     /// Blocks that reading all its tokens will still take.
     fn missing_blocks(&self) -> usize {
-        self.tokens
-            .len()
-            .div_ceil(BLOCK_TOKENS)
-            .saturating_sub(self.blocks.len())
+        self.tokens.len().div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
     }
 
     /// Adds its next `chunk` tokens to a plan.
@@ -220,8 +203,7 @@ impl Sequence {
             plan.tokens.push(self.tokens[position]);
             plan.positions.push(position as u32);
             let block = self.blocks[position / BLOCK_TOKENS];
-            plan.slots
-                .push(block * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32);
+            plan.slots.push(block * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32);
             let chooses = self.wanted == Wanted::Next && position + 1 == self.tokens.len();
             let listed = match &mut self.wanted {
                 Wanted::RowsFrom(from) if position >= *from => {
@@ -233,17 +215,10 @@ impl Sequence {
             };
             if chooses || listed {
                 plan.outputs.push(OutputRow { row, logits: chooses });
-                uses.push(RowUse {
-                    sequence: self.id,
-                    chooses,
-                });
+                uses.push(RowUse { sequence: self.id, chooses });
             }
         }
-        plan.spans.push(Span {
-            rows: start..start + chunk,
-            context: self.computed,
-            blocks: self.blocks.clone(),
-        });
+        plan.spans.push(Span { rows: start..start + chunk, context: self.computed, blocks: self.blocks.clone() });
         self.computed += chunk;
     }
 }
@@ -256,11 +231,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     fn scheduler(max_running: usize, prefill_chunk: usize, blocks: u32) -> Scheduler {
-        Scheduler::new(SchedulerConfig {
-            max_running,
-            prefill_chunk,
-            blocks,
-        })
+        Scheduler::new(SchedulerConfig { max_running, prefill_chunk, blocks })
     }
 
     #[test]
@@ -270,17 +241,8 @@ mod tests {
         let (plan, uses) = s.plan().unwrap();
         assert_eq!((plan.tokens.as_slice(), uses.len()), ([10, 11, 12, 13].as_slice(), 0));
         let (plan, uses) = s.plan().unwrap();
-        assert_eq!(
-            (plan.tokens.as_slice(), plan.positions.as_slice()),
-            ([14, 15].as_slice(), [4, 5].as_slice())
-        );
-        assert_eq!(
-            uses,
-            [RowUse {
-                sequence: 1,
-                chooses: true
-            }]
-        );
+        assert_eq!((plan.tokens.as_slice(), plan.positions.as_slice()), ([14, 15].as_slice(), [4, 5].as_slice()));
+        assert_eq!(uses, [RowUse { sequence: 1, chooses: true }]);
         assert!(s.plan().is_none(), "nothing to do until a token is chosen");
         s.push(1, 99);
         assert_eq!(s.plan().unwrap().0.tokens, [99]);
@@ -301,10 +263,7 @@ mod tests {
     #[test]
     fn what_can_never_fit_is_refused() {
         let mut s = scheduler(2, 4, 2);
-        assert_eq!(
-            s.submit(1, vec![0], 33, Wanted::Next),
-            Err(TooLong { wanted: 33, limit: 32 })
-        );
+        assert_eq!(s.submit(1, vec![0], 33, Wanted::Next), Err(TooLong { wanted: 33, limit: 32 }));
         assert!(s.submit(1, vec![0], 32, Wanted::Next).is_ok());
     }
 
@@ -376,10 +335,7 @@ mod tests {
         for span in &plan.spans {
             let rows: Vec<u32> = plan.tokens[span.rows.clone()].to_vec();
             let at = span.context..span.context + rows.len();
-            assert!(
-                text.values().any(|t| t.get(at.clone()) == Some(&rows)),
-                "seed {seed}: tokens of no sequence"
-            );
+            assert!(text.values().any(|t| t.get(at.clone()) == Some(&rows)), "seed {seed}: tokens of no sequence");
             for (row, position) in span.rows.clone().zip(at) {
                 let slot = span.blocks[position / BLOCK_TOKENS] as usize * BLOCK_TOKENS + position % BLOCK_TOKENS;
                 assert_eq!(plan.slots[row] as usize, slot);

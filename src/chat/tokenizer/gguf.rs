@@ -19,12 +19,8 @@ const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L
 /// # Errors
 /// A reason, when metadata is missing or of a kind that is not known here.
 pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, String> {
-    let kind = file
-        .str("tokenizer.ggml.model")
-        .ok_or("tokenizer.ggml.model is missing")?;
-    let tokens = file
-        .strings("tokenizer.ggml.tokens")
-        .ok_or("tokenizer.ggml.tokens is missing or no list of texts")?;
+    let kind = file.str("tokenizer.ggml.model").ok_or("tokenizer.ggml.model is missing")?;
+    let tokens = file.strings("tokenizer.ggml.tokens").ok_or("tokenizer.ggml.tokens is missing or no list of texts")?;
     let types: Vec<u64> = match file.array("tokenizer.ggml.token_type") {
         None => vec![NORMAL; tokens.len()],
         Some(types) => types.iter().map(|kind| kind.as_u64().unwrap_or(NORMAL)).collect(),
@@ -47,9 +43,7 @@ pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, String> {
         "gpt2" => byte_level(file, &vocab)?,
         "llama" => sentence_piece(file, &tokens, &types, &vocab)?,
         other => {
-            return Err(format!(
-                "the tokenizer model {other:?} is not known: gpt2 and llama are"
-            ));
+            return Err(format!("the tokenizer model {other:?} is not known: gpt2 and llama are"));
         }
     };
     Ok(json!({
@@ -74,18 +68,12 @@ struct Form {
 
 /// Byte-level pairs with an explicit list of merges, as GPT-2 has them.
 fn byte_level(file: &GgufFile, vocab: &HashMap<&str, usize>) -> Result<Form, String> {
-    let merges = file
-        .strings("tokenizer.ggml.merges")
-        .ok_or("tokenizer.ggml.merges is missing or no list of texts")?;
+    let merges = file.strings("tokenizer.ggml.merges").ok_or("tokenizer.ggml.merges is missing or no list of texts")?;
     let merges = merges
         .into_iter()
         .map(|pair| match pair.split_once(' ') {
             // The tokenizer library takes for granted that both and their union are tokens.
-            Some((left, right))
-                if [left, right, &format!("{left}{right}")]
-                    .iter()
-                    .all(|t| vocab.contains_key(t)) =>
-            {
+            Some((left, right)) if [left, right, &format!("{left}{right}")].iter().all(|t| vocab.contains_key(t)) => {
                 Ok((left.to_owned(), right.to_owned()))
             }
             Some(_) => Err(format!("the merge {pair:?} is of tokens that the vocabulary lacks")),
@@ -125,9 +113,7 @@ fn sentence_piece(
     types: &[u64],
     vocab: &HashMap<&str, usize>,
 ) -> Result<Form, String> {
-    let scores = file
-        .array("tokenizer.ggml.scores")
-        .ok_or("tokenizer.ggml.scores is missing")?;
+    let scores = file.array("tokenizer.ggml.scores").ok_or("tokenizer.ggml.scores is missing")?;
     if scores.len() != tokens.len() {
         return Err(format!("{} scores for {} tokens", scores.len(), tokens.len()));
     }
@@ -137,9 +123,7 @@ fn sentence_piece(
         if *kind != NORMAL {
             continue;
         }
-        let score = score
-            .as_f64()
-            .ok_or("tokenizer.ggml.scores has something that is no number")?;
+        let score = score.as_f64().ok_or("tokenizer.ggml.scores has something that is no number")?;
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (vocab.get(left), vocab.get(right)) {
@@ -166,18 +150,12 @@ fn sentence_piece(
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
     let unknown = file.u64("tokenizer.ggml.unknown_token_id").unwrap_or(0);
-    let unknown = usize::try_from(unknown)
-        .ok()
-        .and_then(|id| tokens.get(id))
-        .map(|token| (*token).to_owned());
+    let unknown = usize::try_from(unknown).ok().and_then(|id| tokens.get(id)).map(|token| (*token).to_owned());
     Ok(Form {
         normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
         pre_tokenizer: Value::Null,
         decoder: json!({"type": "Sequence", "decoders": decoders}),
-        merges: order
-            .into_iter()
-            .map(|at| (pieces[at].0.to_owned(), pieces[at].1.to_owned()))
-            .collect(),
+        merges: order.into_iter().map(|at| (pieces[at].0.to_owned(), pieces[at].1.to_owned())).collect(),
         unknown,
         byte_fallback: true,
         ignore_merges: false,
@@ -209,9 +187,7 @@ pub(super) mod tests {
     pub(in crate::chat::tokenizer) fn sentence_piece_json() -> Value {
         let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
         tokens.extend((0..=255).map(|b| format!("<0x{b:02X}>")));
-        let words = [
-            "▁", "o", "k", "h", "e", "l", "ok", "▁o", "▁ok", "he", "ll", "hell", "lo", "hello",
-        ];
+        let words = ["▁", "o", "k", "h", "e", "l", "ok", "▁o", "▁ok", "he", "ll", "hell", "lo", "hi"];
         tokens.extend(words.map(str::to_owned));
         // Control, byte and normal tokens; words are scored by their place, the first ones best.
         let types = [2, 3, 3].into_iter().chain([6; 256]).chain([1; 14]);
@@ -220,14 +196,8 @@ pub(super) mod tests {
         json(&[
             ("tokenizer.ggml.model", text("llama")),
             ("tokenizer.ggml.tokens", texts(&tokens)),
-            (
-                "tokenizer.ggml.token_type",
-                GgufValue::Array(types.map(GgufValue::Unsigned).collect()),
-            ),
-            (
-                "tokenizer.ggml.scores",
-                GgufValue::Array(scores.map(GgufValue::Float).collect()),
-            ),
+            ("tokenizer.ggml.token_type", GgufValue::Array(types.map(GgufValue::Unsigned).collect())),
+            ("tokenizer.ggml.scores", GgufValue::Array(scores.map(GgufValue::Float).collect())),
         ])
         .unwrap()
     }
@@ -249,10 +219,8 @@ pub(super) mod tests {
 
     #[test]
     fn words_are_cut_as_the_file_says() {
-        let tokens: Vec<String> = "12345 ab"
-            .chars()
-            .map(|c| if c == ' ' { "Ġ".into() } else { c.to_string() })
-            .collect();
+        let tokens: Vec<String> =
+            "12345 ab".chars().map(|c| if c == ' ' { "Ġ".into() } else { c.to_string() }).collect();
         let mut tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
         tokens.extend(["12", "123", "34", "345", "45", "<|end|>"]);
         let types = [1; 13].into_iter().chain([3]).map(GgufValue::Unsigned).collect();
@@ -266,30 +234,18 @@ pub(super) mod tests {
             ])
         };
         let merges = ["1 2", "12 3", "3 4", "34 5", "4 5"];
-        assert_eq!(
-            pieces(&file("smollm", &merges).unwrap(), "12345<|end|>"),
-            ["1", "2", "3", "4", "5", "<|end|>"]
-        );
+        assert_eq!(pieces(&file("smollm", &merges).unwrap(), "12345<|end|>"), ["1", "2", "3", "4", "5", "<|end|>"]);
         assert_eq!(pieces(&file("llama-bpe", &merges).unwrap(), "12345"), ["123", "45"]);
-        assert_eq!(
-            pieces(&file("gpt-2", &merges).unwrap(), "12345 ab"),
-            ["123", "45", "Ġ", "a", "b"]
-        );
+        assert_eq!(pieces(&file("gpt-2", &merges).unwrap(), "12345 ab"), ["123", "45", "Ġ", "a", "b"]);
         assert!(file("dreams", &merges).unwrap_err().contains("dreams"));
         assert!(file("gpt-2", &["1 9"]).unwrap_err().contains("vocabulary lacks"));
-        assert!(
-            file("gpt-2", &["a b"]).unwrap_err().contains("vocabulary lacks"),
-            "the union must be a token too"
-        );
+        assert!(file("gpt-2", &["a b"]).unwrap_err().contains("vocabulary lacks"), "the union must be a token too");
     }
 
     #[test]
     fn what_is_missing_is_named() {
         assert!(json(&[("a", text("b"))]).unwrap_err().contains("tokenizer.ggml.model"));
-        let odd = json(&[
-            ("tokenizer.ggml.model", text("t5")),
-            ("tokenizer.ggml.tokens", texts(&["a"])),
-        ]);
+        let odd = json(&[("tokenizer.ggml.model", text("t5")), ("tokenizer.ggml.tokens", texts(&["a"]))]);
         assert!(odd.unwrap_err().contains("t5"));
     }
 }

@@ -44,26 +44,18 @@ impl Tokenizer {
                 let path = folder.tokenizer_file();
                 let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
                     std::io::ErrorKind::NotFound => TokenizerError::Missing { path: path.clone() },
-                    _ => TokenizerError::Invalid {
-                        path: path.clone(),
-                        reason: source.to_string(),
-                    },
+                    _ => TokenizerError::Invalid { path: path.clone(), reason: source.to_string() },
                 })?;
                 (path, bytes)
             }
             Checkpoint::Gguf(file) => {
                 let path = file.path().to_path_buf();
-                let json = gguf::tokenizer_json(file).map_err(|reason| TokenizerError::Invalid {
-                    path: path.clone(),
-                    reason,
-                })?;
+                let json = gguf::tokenizer_json(file)
+                    .map_err(|reason| TokenizerError::Invalid { path: path.clone(), reason })?;
                 (path, json.to_string().into_bytes())
             }
         };
-        let invalid = |reason: String| TokenizerError::Invalid {
-            path: path.clone(),
-            reason,
-        };
+        let invalid = |reason: String| TokenizerError::Invalid { path: path.clone(), reason };
         // The library asserts some relations that a damaged file can break; at start that must be an error like others.
         let inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
             .map_err(|_| invalid("it contradicts itself".into()))?;
@@ -80,10 +72,7 @@ impl Tokenizer {
     /// When the tokenizer has no ids for the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
         let encoding = self.inner.encode_fast(text, false);
-        Ok(encoding
-            .map_err(|e| RequestError::new(format!("the prompt cannot be tokenised: {e}")))?
-            .get_ids()
-            .to_vec())
+        Ok(encoding.map_err(|e| RequestError::new(format!("the prompt cannot be tokenised: {e}")))?.get_ids().to_vec())
     }
 
     /// The text of ids. Control tokens (added tokens marked special) are left out, other added tokens stay; unknown ids
@@ -123,9 +112,7 @@ pub(in crate::chat) mod tests {
     /// A tokenizer that falls back to bytes.
     pub(in crate::chat) fn sentence_piece() -> Tokenizer {
         let json = gguf::tests::sentence_piece_json().to_string();
-        Tokenizer {
-            inner: tokenizers::Tokenizer::from_bytes(json).unwrap(),
-        }
+        Tokenizer { inner: tokenizers::Tokenizer::from_bytes(json).unwrap() }
     }
 
     #[test]

@@ -78,9 +78,7 @@ impl Leg {
     pub(super) fn compare(&self, other: &Self) -> Ordering {
         // a/b against c/d without division; 128 bits hold the product of any two counts.
         let scaled = |leg: &Self, by: &Self| leg.inflight.len() as u128 * by.max_inflight as u128;
-        scaled(self, other)
-            .cmp(&scaled(other, self))
-            .then(self.last_serve.cmp(&other.last_serve))
+        scaled(self, other).cmp(&scaled(other, self)).then(self.last_serve.cmp(&other.last_serve))
     }
 
     /// Asks a retired leg without work to close.

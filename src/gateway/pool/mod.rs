@@ -115,10 +115,7 @@ pub(in crate::gateway) struct Pool {
 
 impl Pool {
     pub(in crate::gateway) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            inner: Mutex::new(Inner::default()),
-            version: watch::Sender::new(0),
-        })
+        Arc::new(Self { inner: Mutex::new(Inner::default()), version: watch::Sender::new(0) })
     }
 
     /// Looks without changing.
@@ -164,10 +161,7 @@ impl Pool {
             inner.legs.insert(id, leg);
             id
         });
-        AdmittedLeg {
-            pool: Arc::clone(self),
-            id,
-        }
+        AdmittedLeg { pool: Arc::clone(self), id }
     }
 
     /// A corr_id that no other request of this gateway has.
@@ -226,9 +220,7 @@ impl Pool {
             let Some(request) = leg.inflight.remove(corr_id) else {
                 return;
             };
-            let cancel = GatewayFrame::Cancel {
-                corr_id: corr_id.to_owned(),
-            };
+            let cancel = GatewayFrame::Cancel { corr_id: corr_id.to_owned() };
             let _ = leg.outgoing.send(Outgoing::Frame(cancel));
             leg.close_if_done();
             request

@@ -110,10 +110,7 @@ fn a_redial_takes_over_and_the_old_leg_closes_when_its_work_is_done() {
         assert!(!matches!(sent, Outgoing::Close), "work still runs on the old leg");
     }
     drop(running);
-    assert!(matches!(
-        old_sent.try_recv(),
-        Ok(Outgoing::Frame(GatewayFrame::Cancel { .. }))
-    ));
+    assert!(matches!(old_sent.try_recv(), Ok(Outgoing::Frame(GatewayFrame::Cancel { .. }))));
     assert!(matches!(old_sent.try_recv(), Ok(Outgoing::Close)));
 }
 
@@ -139,10 +136,7 @@ fn a_leg_whose_socket_ended_is_passed_over() {
     assert_eq!(dispatch(&pool, "m").unwrap_err(), Refusal::NoMiner);
 }
 
-const PATIENCE: Patience = Patience {
-    for_leg: Duration::from_secs(5),
-    for_answer: Duration::from_secs(60),
-};
+const PATIENCE: Patience = Patience { for_leg: Duration::from_secs(5), for_answer: Duration::from_secs(60) };
 
 #[tokio::test(start_paused = true)]
 async fn a_full_pool_is_waited_for() {
@@ -170,10 +164,7 @@ async fn a_slot_is_freed_at_the_time_limit_though_nobody_listens() {
     assert_eq!(inflight(&pool), [0]);
     assert!(matches!(sent.try_recv(), Ok(Outgoing::Frame(GatewayFrame::Admit))));
     assert!(matches!(sent.try_recv(), Ok(Outgoing::Serve(_))));
-    assert!(matches!(
-        sent.try_recv(),
-        Ok(Outgoing::Frame(GatewayFrame::Cancel { .. }))
-    ));
+    assert!(matches!(sent.try_recv(), Ok(Outgoing::Frame(GatewayFrame::Cancel { .. }))));
     assert!(matches!(ticket.next().await, Some(Event::TimedOut)));
     assert!(ticket.next().await.is_none());
 }

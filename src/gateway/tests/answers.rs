@@ -125,14 +125,8 @@ async fn a_miner_that_does_not_stream_loses_nothing() {
     let events = events(&within(response.text()).await.unwrap());
     assert_eq!(events.len(), 3);
     let delta = &events[1]["choices"][0]["delta"];
-    assert_eq!(
-        (&delta["content"], &delta["reasoning_content"]),
-        (&json!("Done."), &json!("Hm."))
-    );
-    assert_eq!(
-        (&delta["tool_calls"][0]["index"], &delta["tool_calls"][0]["id"]),
-        (&json!(0), &json!("call_1"))
-    );
+    assert_eq!((&delta["content"], &delta["reasoning_content"]), (&json!("Done."), &json!("Hm.")));
+    assert_eq!((&delta["tool_calls"][0]["index"], &delta["tool_calls"][0]["id"]), (&json!(0), &json!("call_1")));
     assert_eq!(events[2]["choices"][0]["finish_reason"], "tool_calls");
 }
 
@@ -157,19 +151,11 @@ async fn a_request_without_a_model_means_the_only_one() {
 #[tokio::test]
 async fn models_health_and_meta() {
     let site = Site::open().await;
-    assert_eq!(
-        site.get_json("/v1/models").await.1,
-        json!({"object": "list", "data": []})
-    );
+    assert_eq!(site.get_json("/v1/models").await.1, json!({"object": "list", "data": []}));
     let mut miner = site.miner(2).await;
     let _second = FakeMiner::join(&site.leg(1), &hello("a", "v", 1)).await;
     let (_, models) = site.get_json("/v1/models").await;
-    let ids: Vec<&Value> = models["data"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|model| &model["id"])
-        .collect();
+    let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
     assert_eq!(ids, ["a", "m"]);
     assert_eq!(models["data"][0]["object"], "model");
     assert!(models["data"][0]["created"].as_u64().unwrap() > 0);

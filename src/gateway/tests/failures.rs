@@ -25,10 +25,7 @@ async fn ended_with(frame: Value) -> (u16, Value) {
         assert_eq!(site.handle.status().inflight(), 0);
         seen.push(answer);
     }
-    assert_eq!(
-        seen[0], seen[1],
-        "a stream that has not begun fails like a plain request"
-    );
+    assert_eq!(seen[0], seen[1], "a stream that has not begun fails like a plain request");
     seen.swap_remove(0)
 }
 
@@ -82,12 +79,7 @@ async fn an_error_after_the_first_chunk_comes_in_the_stream() {
     let (response, ()) = join!(site.ask(&chat(true)), async {
         let job = miner.job().await;
         miner.chunk(&job, &json!({"content": "Do"})).await;
-        miner
-            .fail(
-                &job,
-                &json!({"message": "boom", "type": "server_error", "status": null}),
-            )
-            .await;
+        miner.fail(&job, &json!({"message": "boom", "type": "server_error", "status": null})).await;
     });
     assert_eq!(response.status(), 200);
     let events = events(&within(response.text()).await.unwrap());
@@ -122,10 +114,7 @@ async fn a_slow_miner_is_cancelled_and_its_buyer_told() {
     let mut miner = site.miner(1).await;
     let ((status, body), ()) = join!(site.ask_json(&chat(false)), async {
         let job = miner.job().await;
-        assert_eq!(
-            miner.next().await.unwrap(),
-            json!({"type": "cancel", "corr_id": job.corr_id})
-        );
+        assert_eq!(miner.next().await.unwrap(), json!({"type": "cancel", "corr_id": job.corr_id}));
     });
     assert_eq!(status, 504);
     assert_error(&body, "server_error", Some("timeout"));
@@ -162,23 +151,12 @@ async fn nobody_to_serve_the_request() {
 async fn requests_that_cannot_be_read() {
     let site = Site::open().await;
     let _miner = site.miner(1).await;
-    for body in [
-        "",
-        "{",
-        "[]",
-        "{\"model\": 1}",
-        "{\"model\": \"m\", \"stream\": \"yes\"}",
-    ] {
+    for body in ["", "{", "[]", "{\"model\": 1}", "{\"model\": \"m\", \"stream\": \"yes\"}"] {
         let response = within(site.post(body).send()).await.unwrap();
         assert_eq!(response.status(), 400, "{body}");
         assert_error(&response.json().await.unwrap(), "invalid_request_error", None);
     }
-    for (path, expected) in [
-        ("/v1/chat/completions", 405),
-        ("/v1/nothing", 404),
-        ("/gw/8", 404),
-        ("/gw", 404),
-    ] {
+    for (path, expected) in [("/v1/chat/completions", 405), ("/v1/nothing", 404), ("/gw/8", 404), ("/gw", 404)] {
         let (status, body) = site.get_json(path).await;
         assert_eq!(status, expected, "{path}");
         assert_error(&body, "invalid_request_error", None);

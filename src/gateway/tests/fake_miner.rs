@@ -60,9 +60,7 @@ impl FakeMiner {
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_MESSAGE_BYTES))
             .max_frame_size(Some(MAX_MESSAGE_BYTES));
-        let (socket, _) = within(connect_async_with_config(url, Some(config), true))
-            .await
-            .unwrap();
+        let (socket, _) = within(connect_async_with_config(url, Some(config), true)).await.unwrap();
         Self { socket }
     }
 
@@ -105,17 +103,14 @@ impl FakeMiner {
     }
 
     pub(super) async fn chunk(&mut self, job: &Job, delta: &Value) {
-        self.send(&json!({"type": "chunk", "corr_id": job.corr_id, "delta": delta}))
-            .await;
+        self.send(&json!({"type": "chunk", "corr_id": job.corr_id, "delta": delta})).await;
     }
 
     /// Ends a job with an output and a commitment.
     pub(super) async fn answer(&mut self, job: &Job, output: &Value) {
-        self.send(
-            &json!({"type": "response", "corr_id": job.corr_id, "request_id": job.request_id(),
-            "commitment": commitment(), "output": output}),
-        )
-        .await;
+        self.send(&json!({"type": "response", "corr_id": job.corr_id, "request_id": job.request_id(),
+            "commitment": commitment(), "output": output}))
+            .await;
     }
 
     /// Ends a job with the text `content`.
@@ -126,10 +121,8 @@ impl FakeMiner {
 
     /// Ends a job with an error.
     pub(super) async fn fail(&mut self, job: &Job, error: &Value) {
-        self.send(
-            &json!({"type": "response", "corr_id": job.corr_id, "request_id": job.request_id(),
-            "commitment": null, "output": {}, "error": error}),
-        )
-        .await;
+        self.send(&json!({"type": "response", "corr_id": job.corr_id, "request_id": job.request_id(),
+            "commitment": null, "output": {}, "error": error}))
+            .await;
     }
 }

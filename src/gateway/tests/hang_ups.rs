@@ -7,10 +7,7 @@ use super::site::{Site, chat, within};
 
 /// The miner hears the cancel; what it still sends is counted; the slot serves the next buyer.
 async fn assert_let_go(site: &Site, miner: &mut FakeMiner, job: &Job) {
-    assert_eq!(
-        miner.next().await.unwrap(),
-        json!({"type": "cancel", "corr_id": job.corr_id})
-    );
+    assert_eq!(miner.next().await.unwrap(), json!({"type": "cancel", "corr_id": job.corr_id}));
     within(site.handle.wait_until(|status| status.inflight() == 0)).await;
     miner.chunk(job, &json!({"content": "late"})).await;
     miner.say(job, "late").await;

@@ -27,11 +27,7 @@ async fn a_hello_that_will_not_do_is_denied_with_the_reason() {
     frame["capacity"].as_object_mut().unwrap().remove("max_inflight_total");
     assert!(denied(&site, &frame).await.contains("max_inflight_total"));
     assert!(denied(&site, &hello("m", "w", 0)).await.contains("max_inflight is 0"));
-    assert!(
-        denied(&site, &json!({"type": "heartbeat", "inflight": 0, "idle_seconds": 0}))
-            .await
-            .contains("hello")
-    );
+    assert!(denied(&site, &json!({"type": "heartbeat", "inflight": 0, "idle_seconds": 0})).await.contains("hello"));
     assert!(site.handle.status().legs.is_empty());
 }
 
@@ -45,10 +41,7 @@ async fn one_leg_has_the_base_address() {
     let _by_base = FakeMiner::join(&site.ws, &hello("m", "a", 1)).await;
     let _by_index = FakeMiner::join(&site.leg(0), &hello("m", "b", 1)).await;
     assert_eq!(within(site.handle.wait_for_legs(2)).await.open_legs(), 2);
-    assert!(
-        tokio_tungstenite::connect_async(site.leg(1)).await.is_err(),
-        "there is no leg 1"
-    );
+    assert!(tokio_tungstenite::connect_async(site.leg(1)).await.is_err(), "there is no leg 1");
 }
 
 #[tokio::test]
@@ -59,14 +52,7 @@ async fn requests_spread_over_legs() {
         FakeMiner::join(&site.leg(1), &hello("m", "w", 2)).await,
     ];
     let request = chat(false);
-    let answers = async {
-        join!(
-            site.ask(&request),
-            site.ask(&request),
-            site.ask(&request),
-            site.ask(&request)
-        )
-    };
+    let answers = async { join!(site.ask(&request), site.ask(&request), site.ask(&request), site.ask(&request)) };
     let ((a, b, c, d), ()) = join!(answers, async {
         let status = within(site.handle.wait_until(|status| status.inflight() == 4)).await;
         assert_eq!([status.legs[0].inflight, status.legs[1].inflight], [2, 2]);
@@ -116,10 +102,7 @@ async fn heartbeats_are_taken_down() {
         .await;
     let status = within(site.handle.wait_until(|status| status.legs[0].kv.is_some())).await;
     assert_eq!(status.legs[0].reported_inflight, Some(3));
-    assert_eq!(
-        status.legs[0].max_inflight, 1,
-        "a heartbeat without capacity leaves it as it is"
-    );
+    assert_eq!(status.legs[0].max_inflight, 1, "a heartbeat without capacity leaves it as it is");
 }
 
 #[tokio::test]
@@ -153,15 +136,9 @@ async fn a_taken_port_is_said_plainly() {
     let error = Gateway::bind(config.clone()).await.unwrap_err();
     assert!(matches!(error, GatewayError::Listen { .. }));
     let text = error.to_string();
-    assert!(
-        text.contains(&config.listen.to_string()) && text.contains("choose another port"),
-        "{text}"
-    );
+    assert!(text.contains(&config.listen.to_string()) && text.contains("choose another port"), "{text}");
     config.legs = 0;
-    assert!(matches!(
-        Gateway::bind(config).await.unwrap_err(),
-        GatewayError::Legs { legs: 0 }
-    ));
+    assert!(matches!(Gateway::bind(config).await.unwrap_err(), GatewayError::Legs { legs: 0 }));
 }
 
 #[tokio::test]

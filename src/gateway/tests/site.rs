@@ -74,9 +74,7 @@ impl Site {
     }
 
     pub(super) fn post(&self, body: impl Into<reqwest::Body>) -> RequestBuilder {
-        self.client
-            .post(format!("{}/v1/chat/completions", self.http))
-            .body(body)
+        self.client.post(format!("{}/v1/chat/completions", self.http)).body(body)
     }
 
     /// A chat request.
@@ -115,18 +113,12 @@ pub(super) fn events(body: &str) -> Vec<Value> {
         .map(|event| event.strip_prefix("data: ").expect("an event is one data line"))
         .collect();
     assert_eq!(events.pop(), Some("[DONE]"));
-    events
-        .into_iter()
-        .map(|event| serde_json::from_str(event).unwrap())
-        .collect()
+    events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
 /// Asserts an OpenAI error object with this `type` and `code`.
 pub(super) fn assert_error(body: &Value, kind: &str, code: Option<&str>) {
     let error = &body["error"];
-    assert!(
-        error["message"].as_str().is_some_and(|message| !message.is_empty()),
-        "{body}"
-    );
+    assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{body}");
     assert_eq!((&error["type"], &error["code"]), (&json!(kind), &json!(code)), "{body}");
 }

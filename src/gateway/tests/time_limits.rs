@@ -105,11 +105,7 @@ async fn a_silent_leg_is_pinged_and_then_dropped() {
 async fn any_frame_is_a_sign_of_life_but_a_websocket_ping_is_none() {
     let (shared, mut miner, _task) = leg();
     miner.say(&hello("m", "w", 1)).await;
-    for frame in [
-        "{\"type\":\"heartbeat\",\"inflight\":0,\"idle_seconds\":1.0}",
-        "{",
-        "{\"type\":\"new\"}",
-    ] {
+    for frame in ["{\"type\":\"heartbeat\",\"inflight\":0,\"idle_seconds\":1.0}", "{", "{\"type\":\"new\"}"] {
         sleep(SILENT_LIMIT - PING_EVERY / 2).await;
         miner.send(Message::text(frame)).await.unwrap();
     }

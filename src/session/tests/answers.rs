@@ -11,10 +11,7 @@ use crate::proof::{DEFAULT_BATCH, ProofParams, build_proofs};
 
 /// Asserts that a response commits to these ids, with the proofs of these rows, for the prompt that the backend saw.
 fn assert_committed(response: &Value, prompt: &[u32], (ids, rows): (Vec<u32>, Vec<bf16>)) {
-    let params = ProofParams {
-        topk: TOPK,
-        batch: DEFAULT_BATCH,
-    };
+    let params = ProofParams { topk: TOPK, batch: DEFAULT_BATCH };
     let proofs = build_proofs(&rows, HIDDEN, params, None).unwrap();
     assert_eq!(proofs.len(), ids.len().div_ceil(32));
     assert_eq!(rows.len(), ids.len() * HIDDEN);
@@ -29,10 +26,7 @@ fn assert_committed(response: &Value, prompt: &[u32], (ids, rows): (Vec<u32>, Ve
 
 fn choice(response: &Value) -> (Option<&str>, &str) {
     let choice = &response["output"]["choices"][0];
-    (
-        choice["message"]["content"].as_str(),
-        choice["finish_reason"].as_str().unwrap(),
-    )
+    (choice["message"]["content"].as_str(), choice["finish_reason"].as_str().unwrap())
 }
 
 /// A text of this many ids.
@@ -47,10 +41,7 @@ async fn a_plain_serve_has_one_response_with_text_ids_and_proofs() {
     request["engy_request_id"] = json!("r-9001");
     leg.serve_request("c-1", request, false).await;
     let mut run = site.runs.next().await;
-    assert_eq!(
-        (run.request.max_tokens, run.request.stop_ids.as_slice()),
-        (64, [END].as_slice())
-    );
+    assert_eq!((run.request.max_tokens, run.request.stop_ids.as_slice()), (64, [END].as_slice()));
     let text = long_text(40);
     for piece in [&text[..7], &text[7..31], &text[31..]] {
         run.say(piece);
@@ -61,10 +52,7 @@ async fn a_plain_serve_has_one_response_with_text_ids_and_proofs() {
     assert_eq!(response["request_id"], "r-9001");
     assert_eq!(choice(&response), (Some(text.as_str()), "stop"));
     let output = &response["output"];
-    assert_eq!(
-        [&output["id"], &output["object"], &output["model"]],
-        ["chatcmpl-r-9001", "chat.completion", "m"]
-    );
+    assert_eq!([&output["id"], &output["object"], &output["model"]], ["chatcmpl-r-9001", "chat.completion", "m"]);
     assert_eq!(
         output["usage"],
         json!({"prompt_tokens": prompt.len(), "completion_tokens": 41, "total_tokens": prompt.len() + 41})
@@ -191,11 +179,7 @@ async fn the_buyers_stop_ids_end_an_answer_too() {
     let prompt = run.request.prompt.clone();
     let told = run.end(StopReason::StopId(33));
     let response = leg.response("c").await;
-    assert_eq!(
-        choice(&response),
-        (Some("Hi"), "stop"),
-        "the id that ended the answer has no text"
-    );
+    assert_eq!(choice(&response), (Some("Hi"), "stop"), "the id that ended the answer has no text");
     assert_committed(&response, &prompt, told);
 }
 

@@ -16,8 +16,7 @@ async fn bad_frames_do_not_end_a_leg_nor_what_runs_on_it() {
     for text in ["{\"type\":\"rebalance\",\"x\":1}", "{\"type\":", "[]"] {
         leg.send_raw(Message::text(text)).await;
     }
-    leg.send_raw(Message::binary(json!({"type": "ping"}).to_string().into_bytes()))
-        .await;
+    leg.send_raw(Message::binary(json!({"type": "ping"}).to_string().into_bytes())).await;
     leg.ping().await;
     assert_eq!(site.count(|c| &c.bad_frames), 3);
     run.say("Done.");
@@ -81,10 +80,7 @@ async fn frames_behind_a_flood_of_pings_are_served() {
         }
         to_miner.send(serve("c1")).await.unwrap();
         let run = site.runs.next().await;
-        to_miner
-            .send(text(json!({"type": "cancel", "corr_id": "c1"})))
-            .await
-            .unwrap();
+        to_miner.send(text(json!({"type": "cancel", "corr_id": "c1"}))).await.unwrap();
         run.dropped().await;
         to_miner.send(serve("c2")).await.unwrap();
         site.runs.next().await.finish();

@@ -27,10 +27,7 @@ async fn a_shutdown_lets_requests_finish_and_refuses_new_ones() {
             None => break frame,
         }
     };
-    assert_eq!(
-        (&refused["corr_id"], &refused["error"]["status"]),
-        (&json!("c2"), &json!(503))
-    );
+    assert_eq!((&refused["corr_id"], &refused["error"]["status"]), (&json!("c2"), &json!(503)));
     run.say("two");
     run.finish();
     let (rest, response) = busy.streamed("c1").await;
@@ -44,11 +41,7 @@ async fn a_shutdown_lets_requests_finish_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn a_request_that_waits_for_a_slot_is_served_in_a_shutdown() {
-    let mut site = Site::with(Setup {
-        max_inflight: Some(1),
-        ..Setup::legs(2)
-    })
-    .await;
+    let mut site = Site::with(Setup { max_inflight: Some(1), ..Setup::legs(2) }).await;
     let [mut busy, mut idle] = [site.gateway.live_leg().await, site.gateway.live_leg().await];
     for corr_id in ["c1", "c2"] {
         busy.serve(corr_id).await;
@@ -65,11 +58,7 @@ async fn a_request_that_waits_for_a_slot_is_served_in_a_shutdown() {
 
 #[tokio::test]
 async fn a_shutdown_waits_no_longer_than_its_grace() {
-    let mut site = Site::with(Setup {
-        shutdown_grace: Duration::from_millis(50),
-        ..Setup::default()
-    })
-    .await;
+    let mut site = Site::with(Setup { shutdown_grace: Duration::from_millis(50), ..Setup::default() }).await;
     let mut leg = site.gateway.live_leg().await;
     leg.serve("c").await;
     let run = site.runs.next().await;
@@ -82,11 +71,7 @@ async fn a_shutdown_waits_no_longer_than_its_grace() {
 
 #[tokio::test]
 async fn a_shutdown_ends_a_worker_that_nobody_answers() {
-    let mut site = Site::with(Setup {
-        rude: usize::MAX,
-        ..Setup::legs(3)
-    })
-    .await;
+    let mut site = Site::with(Setup { rude: usize::MAX, ..Setup::legs(3) }).await;
     site.stop();
     site.outcome().await.unwrap();
 }
@@ -97,21 +82,9 @@ async fn a_dead_backend_ends_the_worker() {
     site.assert_serves(&mut leg).await;
     site.backend.die("the device is lost");
     leg.closed().await;
-    let Err(error) = site.outcome().await else {
-        panic!("the worker should end in an error")
-    };
-    assert_eq!(
-        error,
-        SessionError::Backend {
-            kind: "scripted",
-            reason: "the device is lost".into(),
-        }
-    );
-    assert!(
-        error
-            .to_string()
-            .contains("scripted backend has stopped: the device is lost")
-    );
+    let Err(error) = site.outcome().await else { panic!("the worker should end in an error") };
+    assert_eq!(error, SessionError::Backend { kind: "scripted", reason: "the device is lost".into() });
+    assert!(error.to_string().contains("scripted backend has stopped: the device is lost"));
 }
 
 #[tokio::test]

@@ -11,17 +11,10 @@ use crate::backend::{BackendError, FinRows, GenerationEvent, StopReason};
 /// Waits for a response without answer or proof; gives its error.
 async fn failure(leg: &mut Peer, corr_id: &str) -> (u16, String, String) {
     let response = leg.response(corr_id).await;
-    assert_eq!(
-        (&response["commitment"], &response["output"]),
-        (&Value::Null, &json!({}))
-    );
+    assert_eq!((&response["commitment"], &response["output"]), (&Value::Null, &json!({})));
     let error = &response["error"];
     let text = |key: &str| error[key].as_str().unwrap().to_owned();
-    (
-        u16::try_from(error["status"].as_u64().unwrap()).unwrap(),
-        text("type"),
-        text("message"),
-    )
+    (u16::try_from(error["status"].as_u64().unwrap()).unwrap(), text("type"), text("message"))
 }
 
 // Field case FC-K03 first.
@@ -34,10 +27,7 @@ async fn wrong_requests_are_the_buyers_fault_and_never_reach_the_backend() {
         (json!({"prompt": "hi"}), "messages is missing"),
         (json!({"messages": [user], "temperature": "hot"}), "temperature"),
         (json!({"messages": [user], "max_tokens": 0}), "max_tokens"),
-        (
-            json!({"messages": [{"role": "user", "content": "a ".repeat(5000)}]}),
-            "takes at most 2048",
-        ),
+        (json!({"messages": [{"role": "user", "content": "a ".repeat(5000)}]}), "takes at most 2048"),
         (Value::Null, "messages is missing"),
     ];
     let count = wrong.len() as u64;
@@ -57,8 +47,7 @@ async fn wrong_requests_are_the_buyers_fault_and_never_reach_the_backend() {
 #[tokio::test]
 async fn a_wrong_request_keeps_its_name() {
     let (_site, mut leg) = Site::with_leg().await;
-    leg.serve_request("c", json!({"engy_request_id": "r-7", "messages": []}), false)
-        .await;
+    leg.serve_request("c", json!({"engy_request_id": "r-7", "messages": []}), false).await;
     assert_eq!(leg.response("c").await["request_id"], "r-7");
 }
 

@@ -25,31 +25,13 @@ async fn every_leg_says_the_same_hello() {
     assert!(hellos.iter().all(|hello| *hello == hellos[0]));
     let hello = &hellos[0];
     let worker_id = hello["worker_id"].as_str().unwrap();
-    assert!(
-        worker_id.len() == 32 && worker_id.bytes().all(|b| b.is_ascii_hexdigit()),
-        "{worker_id}"
-    );
+    assert!(worker_id.len() == 32 && worker_id.bytes().all(|b| b.is_ascii_hexdigit()), "{worker_id}");
     assert_eq!(
-        [
-            &hello["miner_key"],
-            &hello["model"],
-            &hello["worker_name"],
-            &hello["instance_id"],
-            &hello["versions"]
-        ],
-        [
-            &json!(KEY),
-            &json!("m"),
-            &json!("rack7-g0"),
-            &json!("rack7-g0"),
-            &json!({})
-        ]
+        [&hello["miner_key"], &hello["model"], &hello["worker_name"], &hello["instance_id"], &hello["versions"]],
+        [&json!(KEY), &json!("m"), &json!("rack7-g0"), &json!("rack7-g0"), &json!({})]
     );
     let service = setup.service(ScriptedBackend::new().0);
-    assert_eq!(
-        (service.model_root.len(), &hello["model_root"]),
-        (64, &json!(service.model_root))
-    );
+    assert_eq!((service.model_root.len(), &hello["model_root"]), (64, &json!(service.model_root)));
     assert_eq!(
         hello["capacity"],
         json!({"max_inflight": 3, "max_inflight_total": 7, "max_input_tokens": 2048, "max_output_tokens": 1024,
@@ -66,10 +48,7 @@ async fn capacity_follows_the_legs_where_the_operator_names_none() {
     let mut site = Site::with(setup).await;
     let (_leg, hello) = site.gateway.leg().await;
     let capacity = &hello["capacity"];
-    assert_eq!(
-        (&capacity["max_inflight"], &capacity["max_inflight_total"]),
-        (&json!(3), &json!(24))
-    );
+    assert_eq!((&capacity["max_inflight"], &capacity["max_inflight_total"]), (&json!(3), &json!(24)));
 }
 
 #[tokio::test]
@@ -80,10 +59,7 @@ async fn one_leg_dials_the_base_address() {
 
 #[tokio::test]
 async fn a_gateway_that_hangs_up_on_a_dial_is_dialled_again() {
-    let setup = Setup {
-        rude: 1,
-        ..Setup::default()
-    };
+    let setup = Setup { rude: 1, ..Setup::default() };
     let mut site = Site::with(setup).await;
     let mut leg = site.gateway.live_leg().await;
     site.assert_serves(&mut leg).await;

@@ -8,12 +8,7 @@ use crate::backend::Load;
 
 /// The next heartbeat that says this count.
 async fn broadcast(leg: &mut Peer, inflight: usize) -> Value {
-    loop {
-        let beat = leg.heartbeat().await;
-        if beat["inflight"] == json!(inflight) {
-            return beat;
-        }
-    }
+    leg.heartbeat_where(|beat| beat["inflight"] == json!(inflight)).await
 }
 
 fn keys(beat: &Value) -> Vec<&str> {
@@ -31,10 +26,7 @@ async fn every_change_of_the_load_is_told_on_every_leg_in_short_form() {
     let run = site.runs.next().await;
     for leg in &mut legs {
         let beat = broadcast(leg, 1).await;
-        assert_eq!(
-            (keys(&beat), beat["idle_seconds"].as_f64()),
-            (vec!["type", "inflight", "idle_seconds"], Some(0.0))
-        );
+        assert_eq!((keys(&beat), beat["idle_seconds"].as_f64()), (vec!["type", "inflight", "idle_seconds"], Some(0.0)));
     }
     legs[0].cancel("c").await;
     for leg in &mut legs {
@@ -62,34 +54,17 @@ async fn a_leg_that_is_not_admitted_hears_of_no_load() {
     live.response("c").await;
     waiting.send(&json!({"type": "ping"})).await;
     let beat = waiting.heartbeat().await;
-    assert!(
-        beat.get("capacity").is_some(),
-        "the first frame is the answer to the ping: {beat}"
-    );
+    assert!(beat.get("capacity").is_some(), "the first frame is the answer to the ping: {beat}");
 }
 
 #[tokio::test]
 async fn the_answer_to_a_ping_has_capacity_and_cache_use() {
-    let mut site = Site::with(Setup {
-        max_inflight: Some(5),
-        ..Setup::legs(2)
-    })
-    .await;
+    let mut site = Site::with(Setup { max_inflight: Some(5), ..Setup::legs(2) }).await;
     let mut leg = site.gateway.live_leg().await;
     let beat = leg.ping().await;
     assert_eq!(beat["capacity"], json!({"max_inflight": 3, "max_inflight_total": 5}));
-    assert_eq!(
-        beat.get("kv"),
-        None,
-        "a backend that does not know its limit says nothing of it"
-    );
-    site.backend.set_load(Load {
-        running: 2,
-        waiting: 1,
-        pending_tokens: 7,
-        kv_used: 250,
-        kv_limit: 1000,
-    });
+    assert_eq!(beat.get("kv"), None, "a backend that does not know its limit says nothing of it");
+    site.backend.set_load(Load { running: 2, waiting: 1, pending_tokens: 7, kv_used: 250, kv_limit: 1000 });
     leg.serve("c").await;
     let run = site.runs.next().await;
     let beat = leg.ping().await;
@@ -97,10 +72,7 @@ async fn the_answer_to_a_ping_has_capacity_and_cache_use() {
         beat["kv"],
         json!({"used": 250, "reqs": 2, "waiting": 1, "pending": 7, "ranks": 1, "limit": 1000, "frac": 0.25})
     );
-    assert_eq!(
-        (&beat["inflight"], beat["idle_seconds"].as_f64()),
-        (&json!(1), Some(0.0))
-    );
+    assert_eq!((&beat["inflight"], beat["idle_seconds"].as_f64()), (&json!(1), Some(0.0)));
     run.finish();
     leg.response("c").await;
 }

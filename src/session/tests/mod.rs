@@ -16,3 +16,4 @@ mod scripted_backend;
 mod scripted_gateway;
 mod site;
 mod time_limits;
+mod wire;

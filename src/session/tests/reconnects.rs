@@ -57,10 +57,7 @@ async fn a_request_can_be_cancelled_on_a_socket_that_is_being_left() {
     run.dropped().await;
     old.closed().await;
     site.assert_serves(&mut new).await;
-    assert!(
-        site.gateway.is_quiet(),
-        "a second reconnect frame on one socket is none"
-    );
+    assert!(site.gateway.is_quiet(), "a second reconnect frame on one socket is none");
 }
 
 #[tokio::test]
@@ -105,8 +102,9 @@ async fn a_leg_that_breaks_cancels_its_requests_and_is_dialled_again() {
     for round in 0..2 {
         leg.send(&json!({"type": "admit"})).await;
         leg.serve("c1").await;
+        let mut one = site.runs.next().await;
         leg.serve_stream("c2").await;
-        let [mut one, two] = [site.runs.next().await, site.runs.next().await];
+        let two = site.runs.next().await;
         one.say("lost");
         if round == 0 {
             drop(leg);

@@ -176,8 +176,5 @@ impl Run {
 
 /// An event of these ids and rows, whether they fit or not.
 pub(super) fn tokens(ids: &[u32], rows: Vec<bf16>) -> Result<GenerationEvent, BackendError> {
-    Ok(GenerationEvent::Tokens {
-        ids: ids.to_vec(),
-        fin: FinRows::new(HIDDEN, rows).unwrap(),
-    })
+    Ok(GenerationEvent::Tokens { ids: ids.to_vec(), fin: FinRows::new(HIDDEN, rows).unwrap() })
 }

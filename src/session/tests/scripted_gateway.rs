@@ -102,22 +102,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
 
     /// The miner's next frame about a request.
     pub(super) async fn answer(&mut self) -> Value {
-        loop {
-            let frame = self.next().await.expect("the connection is open");
-            if frame["type"] != "heartbeat" {
-                return frame;
+        // Around the whole, since heartbeats come for ever.
+        within(async {
+            loop {
+                let frame = self.next().await.expect("the connection is open");
+                if frame["type"] != "heartbeat" {
+                    return frame;
+                }
             }
-        }
+        })
+        .await
     }
 
     /// The miner's next frame about a request, which must be the end of this one.
     pub(super) async fn response(&mut self, corr_id: &str) -> Value {
         let frame = self.answer().await;
-        assert_eq!(
-            (&frame["type"], &frame["corr_id"]),
-            (&json!("response"), &json!(corr_id)),
-            "{frame}"
-        );
+        assert_eq!((&frame["type"], &frame["corr_id"]), (&json!("response"), &json!(corr_id)), "{frame}");
         frame
     }
 
@@ -145,12 +145,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     /// Pings and waits for the answer: all that was sent before has been read then.
     pub(super) async fn ping(&mut self) -> Value {
         self.send(&json!({"type": "ping"})).await;
-        loop {
-            let beat = self.heartbeat().await;
-            if beat.get("capacity").is_some() {
-                return beat;
+        self.heartbeat_where(|beat| beat.get("capacity").is_some()).await
+    }
+
+    /// The miner's next heartbeat of this kind; other heartbeats may come before it, and nothing else.
+    pub(super) async fn heartbeat_where(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+        within(async {
+            loop {
+                let beat = self.heartbeat().await;
+                if wanted(&beat) {
+                    return beat;
+                }
             }
-        }
+        })
+        .await
     }
 
     pub(super) async fn serve(&mut self, corr_id: &str) {
@@ -180,9 +188,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
 
     /// Waits for the miner to close the connection, which must say nothing about a request until then.
     pub(super) async fn closed(&mut self) {
-        while let Some(frame) = self.next().await {
-            assert_eq!(frame["type"], "heartbeat", "{frame}");
-        }
+        within(async {
+            while let Some(frame) = self.next().await {
+                assert_eq!(frame["type"], "heartbeat", "{frame}");
+            }
+        })
+        .await;
     }
 }
 

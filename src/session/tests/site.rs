@@ -53,10 +53,7 @@ impl Default for Setup {
 
 impl Setup {
     pub(super) fn legs(legs: usize) -> Self {
-        Self {
-            legs,
-            ..Self::default()
-        }
+        Self { legs, ..Self::default() }
     }
 
     pub(super) fn config(&self, gateway: &str) -> WorkerConfig {

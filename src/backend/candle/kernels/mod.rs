@@ -1,5 +1,14 @@
-//! Kernels that the tensor library does not have.
+//! Kernels that the tensor library does not have, or not as they are needed here.
 
+mod dot;
+mod format;
+mod lanes;
+mod matmul;
+mod matrix;
 mod paged_attention;
+mod simd;
 
+pub(super) use format::Format;
+pub(super) use matmul::matmul;
+pub(super) use matrix::{Matrix, RowOrder};
 pub(super) use paged_attention::{AttentionMap, paged_attention};

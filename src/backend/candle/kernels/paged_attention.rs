@@ -23,16 +23,8 @@ pub(in crate::backend::candle) struct AttentionMap {
 
 impl AttentionMap {
     pub(in crate::backend::candle) fn new(plan: &StepPlan) -> Self {
-        let span_of = plan
-            .spans
-            .iter()
-            .enumerate()
-            .flat_map(|(at, span)| span.rows.clone().map(move |_| at))
-            .collect();
-        Self {
-            spans: plan.spans.clone(),
-            span_of,
-        }
+        let span_of = plan.spans.iter().enumerate().flat_map(|(at, span)| span.rows.clone().map(move |_| at)).collect();
+        Self { spans: plan.spans.clone(), span_of }
     }
 
     /// The blocks of a row's sequence and how many of its tokens the row sees.
@@ -49,10 +41,7 @@ pub(in crate::backend::candle) fn paged_attention(
     map: &Arc<AttentionMap>,
     scale: f32,
 ) -> Result<Tensor> {
-    let op = PagedAttention {
-        map: Arc::clone(map),
-        scale,
-    };
+    let op = PagedAttention { map: Arc::clone(map), scale };
     queries.contiguous()?.apply_op3_no_bwd(&cache.keys, &cache.values, &op)
 }
 
@@ -80,18 +69,15 @@ impl CustomOp3 for PagedAttention {
         let (CpuStorage::F32(queries), CpuStorage::F32(keys), CpuStorage::F32(values)) = (queries, keys, values) else {
             bail!("attention computes in f32 on CPU")
         };
-        let Some((start, end)) = queries_at.contiguous_offsets() else {
-            bail!("queries must be contiguous")
-        };
+        let Some((start, end)) = queries_at.contiguous_offsets() else { bail!("queries must be contiguous") };
         if rows != self.map.span_of.len() || !heads.is_multiple_of(kv_heads) {
             bail!("attention over {rows} rows and {heads} heads does not fit its plan")
         }
         let group = heads / kv_heads;
         let mut out = vec![0_f32; rows * heads * dim];
-        out.par_chunks_mut(group * dim)
-            .zip(queries[start..end].par_chunks(group * dim))
-            .enumerate()
-            .for_each_init(Vec::new, |scores, (at, (out, queries))| {
+        out.par_chunks_mut(group * dim).zip(queries[start..end].par_chunks(group * dim)).enumerate().for_each_init(
+            Vec::new,
+            |scores, (at, (out, queries))| {
                 let (row, kv_head) = (at / kv_heads, at % kv_heads);
                 let (blocks, context) = self.map.context(row);
                 let part = |block: u32| (block as usize * kv_heads + kv_head) * BLOCK_TOKENS * dim;
@@ -101,7 +87,8 @@ impl CustomOp3 for PagedAttention {
                     softmax(scores);
                 }
                 group.mix(scores, values, part, out);
-            });
+            },
+        );
         Ok((CpuStorage::F32(out), Shape::from((rows, heads * dim))))
     }
 }
@@ -152,12 +139,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0_f32; LANES];
     let (a_lanes, b_lanes) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let tail: f32 = a_lanes
-        .remainder()
-        .iter()
-        .zip(b_lanes.remainder())
-        .map(|(x, y)| x * y)
-        .sum();
+    let tail: f32 = a_lanes.remainder().iter().zip(b_lanes.remainder()).map(|(x, y)| x * y).sum();
     for (a, b) in a_lanes.zip(b_lanes) {
         for lane in 0..LANES {
             sums[lane] += a[lane] * b[lane];
@@ -189,80 +171,37 @@ mod tests {
         let (rows, heads, dim) = q.dims3().unwrap();
         let (context, kv_heads, _) = k.dims3().unwrap();
         let repeat = |x: &Tensor| {
-            let x = x
-                .unsqueeze(2)
-                .unwrap()
-                .broadcast_as((context, kv_heads, heads / kv_heads, dim))
-                .unwrap();
-            x.reshape((context, heads, dim))
-                .unwrap()
-                .transpose(0, 1)
-                .unwrap()
-                .contiguous()
-                .unwrap()
+            let x = x.unsqueeze(2).unwrap().broadcast_as((context, kv_heads, heads / kv_heads, dim)).unwrap();
+            x.reshape((context, heads, dim)).unwrap().transpose(0, 1).unwrap().contiguous().unwrap()
         };
         let q = q.transpose(0, 1).unwrap().contiguous().unwrap();
         let scores = (q.matmul(&repeat(k).transpose(1, 2).unwrap()).unwrap() * scale).unwrap();
         let mask: Vec<f32> = (0..rows)
-            .flat_map(|row| {
-                (0..context).map(move |c| {
-                    if c > context - rows + row {
-                        f32::NEG_INFINITY
-                    } else {
-                        0.0
-                    }
-                })
-            })
+            .flat_map(|row| (0..context).map(move |c| if c > context - rows + row { f32::NEG_INFINITY } else { 0.0 }))
             .collect();
         let mask = Tensor::from_vec(mask, (rows, context), &Device::Cpu).unwrap();
         let weights = candle_nn::ops::softmax(&scores.broadcast_add(&mask).unwrap(), D::Minus1).unwrap();
-        weights
-            .matmul(&repeat(v))
-            .unwrap()
-            .transpose(0, 1)
-            .unwrap()
-            .reshape((rows, heads * dim))
-            .unwrap()
+        weights.matmul(&repeat(v)).unwrap().transpose(0, 1).unwrap().reshape((rows, heads * dim)).unwrap()
     }
 
     #[test]
     fn equals_the_textbook_over_scattered_blocks() {
         let (heads, kv_heads, dim, context, rows) = (6, 2, 20, 37, 5);
         let normal = |shape| Tensor::randn(0_f32, 1.0, shape, &Device::Cpu).unwrap();
-        let (q, k, v) = (
-            normal((rows, heads, dim)),
-            normal((context, kv_heads, dim)),
-            normal((context, kv_heads, dim)),
-        );
-        let shape = KvShape {
-            layers: 1,
-            kv_heads,
-            head_dim: dim,
-        };
+        let (q, k, v) =
+            (normal((rows, heads, dim)), normal((context, kv_heads, dim)), normal((context, kv_heads, dim)));
+        let shape = KvShape { layers: 1, kv_heads, head_dim: dim };
         let cache = allocate(shape, 8, &Device::Cpu).unwrap().remove(0);
         let blocks = [5_u32, 0, 7];
-        let slots: Vec<u32> = (0..context)
-            .map(|t| blocks[t / BLOCK_TOKENS] * 16 + (t % BLOCK_TOKENS) as u32)
-            .collect();
+        let slots: Vec<u32> = (0..context).map(|t| blocks[t / BLOCK_TOKENS] * 16 + (t % BLOCK_TOKENS) as u32).collect();
         cache.write(&slots, &k, &v).unwrap();
         let plan = StepPlan {
-            spans: vec![Span {
-                rows: 0..rows,
-                context: context - rows,
-                blocks: blocks.into(),
-            }],
+            spans: vec![Span { rows: 0..rows, context: context - rows, blocks: blocks.into() }],
             ..StepPlan::default()
         };
         let got = paged_attention(&q, &cache, &Arc::new(AttentionMap::new(&plan)), 0.25).unwrap();
         let want = textbook(&q, &k, &v, 0.25);
-        let worst = (got - want)
-            .unwrap()
-            .abs()
-            .unwrap()
-            .max_all()
-            .unwrap()
-            .to_scalar::<f32>()
-            .unwrap();
+        let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
         assert!(worst < 1e-5, "{worst}");
     }
 }

@@ -74,19 +74,13 @@ impl DecoderConfig {
             Some(moe) if !moe.dense.contains(&layer) && (layer + 1).is_multiple_of(moe.step) => {
                 FeedForwardKind::Sparse(moe.shape)
             }
-            _ => FeedForwardKind::Dense {
-                intermediate: self.intermediate,
-            },
+            _ => FeedForwardKind::Dense { intermediate: self.intermediate },
         }
     }
 
     /// Sizes of the key/value cache.
     pub(in crate::backend::candle) fn kv(&self) -> KvShape {
-        KvShape {
-            layers: self.layers,
-            kv_heads: self.attention.kv_heads,
-            head_dim: self.attention.head_dim,
-        }
+        KvShape { layers: self.layers, kv_heads: self.attention.kv_heads, head_dim: self.attention.head_dim }
     }
 
     fn from_json(json: &Value) -> Result<Self, LoadError> {
@@ -97,10 +91,7 @@ impl DecoderConfig {
             "qwen3" => (true, false),
             "qwen3_moe" => (true, true),
             other => {
-                return Err(LoadError::Architecture {
-                    found: other.into(),
-                    supported: SUPPORTED,
-                });
+                return Err(LoadError::Architecture { found: other.into(), supported: SUPPORTED });
             }
         };
         for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
@@ -108,11 +99,7 @@ impl DecoderConfig {
                 return Err(LoadError::Unsupported(format!("{key} = true")));
             }
         }
-        if let Some(other) = json
-            .get("hidden_act")
-            .and_then(Value::as_str)
-            .filter(|act| *act != "silu")
-        {
+        if let Some(other) = json.get("hidden_act").and_then(Value::as_str).filter(|act| *act != "silu") {
             return Err(LoadError::Unsupported(format!("the activation {other:?}")));
         }
         let hidden = config.count("hidden_size")?;
@@ -157,10 +144,7 @@ impl DecoderConfig {
     fn from_gguf(file: &GgufFile) -> Result<Self, LoadError> {
         let architecture = file.str("general.architecture").unwrap_or_default();
         if architecture != "llama" {
-            return Err(LoadError::Architecture {
-                found: architecture.into(),
-                supported: SUPPORTED,
-            });
+            return Err(LoadError::Architecture { found: architecture.into(), supported: SUPPORTED });
         }
         let key = |name: &str| format!("{architecture}.{name}");
         let count = |name: &str| {
@@ -180,10 +164,7 @@ impl DecoderConfig {
         } else {
             hidden / heads
         };
-        if file
-            .u64(&key("rope.dimension_count"))
-            .is_some_and(|turned| turned != head_dim as u64)
-        {
+        if file.u64(&key("rope.dimension_count")).is_some_and(|turned| turned != head_dim as u64) {
             return Err(LoadError::Unsupported("rotation of a part of each head".into()));
         }
         let theta = file.f64(&key("rope.freq_base")).unwrap_or(10_000.0);
@@ -228,12 +209,7 @@ impl DecoderConfig {
 
     /// Relations between the values, so that no later arithmetic can fail.
     fn check(&self) -> Result<(), LoadError> {
-        let AttentionShape {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.attention;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
         let wrong = |reason: String| Err(LoadError::Config(reason));
         if self.vocab == 0 {
             return wrong("the vocabulary's size is missing or absurd".into());
@@ -267,21 +243,12 @@ fn rope_factors(file: &GgufFile) -> Result<Option<Vec<f32>>, LoadError> {
     let (0, [length]) = (tensor.dtype, tensor.shape.as_slice()) else {
         return Err(LoadError::Config(format!("{NAME} is no vector of F32")));
     };
-    let bytes = file
-        .bytes(tensor, length.saturating_mul(4))
-        .map_err(|source| LoadError::Gguf {
-            path: file.path().into(),
-            name: NAME.into(),
-            source,
-        })?;
-    Ok(Some(
-        bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b))
-            .collect(),
-    ))
+    let bytes = file.bytes(tensor, length.saturating_mul(4)).map_err(|source| LoadError::Gguf {
+        path: file.path().into(),
+        name: NAME.into(),
+        source,
+    })?;
+    Ok(Some(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()))
 }
 
 /// A number from a file as a size: above 0 and not absurd.
@@ -291,10 +258,7 @@ fn size(number: u64) -> Option<usize> {
 
 fn indices(value: &Value) -> Vec<usize> {
     let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-    list.iter()
-        .filter_map(Value::as_u64)
-        .filter_map(|n| usize::try_from(n).ok())
-        .collect()
+    list.iter().filter_map(Value::as_u64).filter_map(|n| usize::try_from(n).ok()).collect()
 }
 
 /// A `config.json` with errors that name the key.
@@ -303,10 +267,7 @@ struct Json<'a>(&'a Value);
 
 impl<'a> Json<'a> {
     fn text(self, key: &str) -> Result<&'a str, LoadError> {
-        self.0
-            .get(key)
-            .and_then(Value::as_str)
-            .ok_or_else(|| Self::wrong(key, "a text"))
+        self.0.get(key).and_then(Value::as_str).ok_or_else(|| Self::wrong(key, "a text"))
     }
 
     fn count(self, key: &str) -> Result<usize, LoadError> {
@@ -316,19 +277,12 @@ impl<'a> Json<'a> {
     fn optional_count(self, key: &str) -> Result<Option<usize>, LoadError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => value
-                .as_u64()
-                .and_then(size)
-                .map(Some)
-                .ok_or_else(|| Self::wrong(key, "a size")),
+            Some(value) => value.as_u64().and_then(size).map(Some).ok_or_else(|| Self::wrong(key, "a size")),
         }
     }
 
     fn number(self, key: &str) -> Result<f64, LoadError> {
-        self.0
-            .get(key)
-            .and_then(Value::as_f64)
-            .ok_or_else(|| Self::wrong(key, "a number"))
+        self.0.get(key).and_then(Value::as_f64).ok_or_else(|| Self::wrong(key, "a number"))
     }
 
     fn flag(self, key: &str) -> bool {
@@ -338,11 +292,7 @@ impl<'a> Json<'a> {
     /// Rotation speeds: `rope_theta` and `rope_scaling`, which newer files gather under `rope_parameters`.
     fn rope(self, head_dim: usize) -> Result<RopeTable, LoadError> {
         let gathered = self.0.get("rope_parameters").filter(|v| v.is_object());
-        let theta = match gathered
-            .unwrap_or(self.0)
-            .get("rope_theta")
-            .or_else(|| self.0.get("rope_theta"))
-        {
+        let theta = match gathered.unwrap_or(self.0).get("rope_theta").or_else(|| self.0.get("rope_theta")) {
             None => 10_000.0,
             Some(theta) => theta.as_f64().ok_or_else(|| Self::wrong("rope_theta", "a number"))?,
         };
@@ -350,11 +300,8 @@ impl<'a> Json<'a> {
         let Some(scaling) = gathered.or_else(|| self.0.get("rope_scaling").filter(|v| v.is_object())) else {
             return Ok(table);
         };
-        let kind = scaling
-            .get("rope_type")
-            .or_else(|| scaling.get("type"))
-            .and_then(Value::as_str)
-            .unwrap_or("default");
+        let kind =
+            scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str).unwrap_or("default");
         let scaling = Json(scaling);
         match kind {
             "default" => Ok(table),
@@ -393,20 +340,15 @@ mod tests {
     fn sparse_layers_follow_step_and_exceptions() {
         let mut json = llama();
         json["model_type"] = "qwen3_moe".into();
-        for (key, n) in [
-            ("num_experts", 8),
-            ("num_experts_per_tok", 2),
-            ("moe_intermediate_size", 48),
-        ] {
+        for (key, n) in [("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 48)] {
             json[key] = n.into();
         }
         json["num_hidden_layers"] = 6.into();
         json["decoder_sparse_step"] = 2.into();
         json["mlp_only_layers"] = json!([3]);
         let config = read(&json).unwrap();
-        let sparse: Vec<bool> = (0..6)
-            .map(|layer| matches!(config.feed_forward(layer), FeedForwardKind::Sparse(_)))
-            .collect();
+        let sparse: Vec<bool> =
+            (0..6).map(|layer| matches!(config.feed_forward(layer), FeedForwardKind::Sparse(_))).collect();
         assert_eq!(sparse, [false, true, false, false, false, true]);
     }
 

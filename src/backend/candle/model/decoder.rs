@@ -46,7 +46,7 @@ impl Decoder {
         device: &Device,
     ) -> std::result::Result<Self, LoadError> {
         let embedding = weights.embedding("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let norm = |name: &str| Ok(RmsNorm::new(weights.vector(name, config.hidden)?, config.norm_eps));
+        let norm = |name: &str| weights.norm(name, config.hidden, config.norm_eps);
         let layer = |index| {
             let prefix = format!("model.layers.{index}");
             Ok(Layer {
@@ -56,9 +56,7 @@ impl Decoder {
                 feed_forward: FeedForward::load(config, weights, &format!("{prefix}.mlp"), index)?,
             })
         };
-        let layers = (0..config.layers)
-            .map(layer)
-            .collect::<std::result::Result<_, LoadError>>()?;
+        let layers = (0..config.layers).map(layer).collect::<std::result::Result<_, LoadError>>()?;
         let output = if config.tied && !weights.contains("lm_head.weight") {
             embedding.as_output()
         } else {
@@ -79,16 +77,12 @@ impl Decoder {
     /// Only those rows go through the final norm: the others have done their work once their keys and values stand in
     /// the cache.
     pub(in crate::backend::candle) fn forward(&self, plan: &StepPlan, caches: &[LayerCache]) -> Result<Option<Tensor>> {
-        let mut x = self
-            .embedding
-            .forward(&Tensor::new(plan.tokens.as_slice(), &self.device)?)?;
+        let mut x = self.embedding.forward(&plan.tokens, &self.device)?;
         let rotation = self.rope.at(&plan.positions, &self.device)?;
         let map = Arc::new(AttentionMap::new(plan));
         for (layer, cache) in self.layers.iter().zip(caches) {
             let attended =
-                layer
-                    .attention
-                    .forward(&layer.attention_norm.forward(&x)?, &rotation, cache, &plan.slots, &map)?;
+                layer.attention.forward(&layer.attention_norm.forward(&x)?, &rotation, cache, &plan.slots, &map)?;
             x = (x + attended)?;
             x = (&x + layer.feed_forward.forward(&layer.feed_forward_norm.forward(&x)?)?)?;
         }
@@ -96,9 +90,7 @@ impl Decoder {
         if rows.is_empty() {
             return Ok(None);
         }
-        self.norm
-            .forward(&x.index_select(&Tensor::new(rows, &self.device)?, 0)?)
-            .map(Some)
+        self.norm.forward(&x.index_select(&Tensor::new(rows, &self.device)?, 0)?).map(Some)
     }
 
     /// `[rows, hidden]` of fin to logits `[rows, vocab]`.

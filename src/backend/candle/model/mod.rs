@@ -23,10 +23,7 @@ pub(super) fn load(
     device: &Device,
     progress: &ProgressFn,
 ) -> Result<Decoder, LoadError> {
-    let heads = GgufHeads {
-        query: config.attention.heads,
-        key: config.attention.kv_heads,
-    };
-    let weights = weights::open(checkpoint, heads, device, progress)?;
+    let heads = GgufHeads { query: config.attention.heads, key: config.attention.kv_heads };
+    let weights = weights::open(checkpoint, heads, progress)?;
     Decoder::load(config, weights.as_ref(), device)
 }

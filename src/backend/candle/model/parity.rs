@@ -22,9 +22,7 @@ const TOLERANCE: f32 = 1e-4;
 const STEPS: usize = 48;
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/models")
-        .join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
 }
 
 struct Golden {
@@ -36,14 +34,7 @@ impl Golden {
     fn load(model: &str) -> Self {
         let folder = fixture(model).join("golden");
         let json: Value = serde_json::from_slice(&std::fs::read(folder.join("f32.json")).unwrap()).unwrap();
-        let ids = |value: &Value| {
-            value
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|v| v.as_u64().unwrap() as u32)
-                .collect()
-        };
+        let ids = |value: &Value| value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
         Self {
             prompts: json["prompts"]
                 .as_array()
@@ -109,12 +100,7 @@ impl Machine {
 
 fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: rows");
-    let worst = got
-        .iter()
-        .flatten()
-        .zip(want.iter().flatten())
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, f32::max);
+    let worst = got.iter().flatten().zip(want.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < TOLERANCE, "{what}: off by {worst}");
 }
 
@@ -123,36 +109,23 @@ fn check(checkpoint: &Checkpoint, golden: &Golden, prefill_chunk: usize) {
     let mut machine = Machine::open(checkpoint, prefill_chunk);
     let longest = |prompt: &[u32]| prompt.len() + STEPS;
     for (at, (prompt, chosen)) in golden.prompts.iter().enumerate() {
-        machine
-            .scheduler
-            .submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0))
-            .unwrap();
+        machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0)).unwrap();
         let (rows, _) = machine.run().remove(&0).unwrap();
         machine.scheduler.remove(0);
         assert_close(&rows, &golden.rows(at, "prefill_fin"), &format!("prefill_fin of p{at}"));
-        machine
-            .scheduler
-            .submit(1, prompt.clone(), longest(prompt), Wanted::Next)
-            .unwrap();
+        machine.scheduler.submit(1, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
         let (rows, ids) = machine.run().remove(&1).unwrap();
         assert_eq!(&ids, chosen, "ids of p{at}, alone");
         assert_close(&rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
     }
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-        machine
-            .scheduler
-            .submit(id, prompt.clone(), longest(prompt), Wanted::Next)
-            .unwrap();
+        machine.scheduler.submit(id, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
     }
     let answers = machine.run();
     for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
         let (rows, ids) = &answers[&(at as u64)];
         assert_eq!(ids, chosen, "ids of p{at}, in company");
-        assert_close(
-            rows,
-            &golden.rows(at, "step_fin"),
-            &format!("step_fin of p{at}, in company"),
-        );
+        assert_close(rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}, in company"));
     }
 }
 
@@ -209,9 +182,7 @@ fn write_gguf(path: &std::path::Path) {
     ];
     let mut tensors: Vec<(String, QTensor)> = Vec::new();
     for (name, tensor) in weights {
-        let stored = names
-            .iter()
-            .fold(name.clone(), |name, (from, to)| name.replace(from, to));
+        let stored = names.iter().fold(name.clone(), |name, (from, to)| name.replace(from, to));
         let heads = match name.split('.').nth(4) {
             Some("q_proj") => 8,
             Some("k_proj") => 2,
@@ -219,11 +190,7 @@ fn write_gguf(path: &std::path::Path) {
         };
         let tensor = if heads > 0 {
             let (rows, columns) = tensor.dims2().unwrap();
-            let halves = tensor
-                .reshape((heads, 2, rows / heads / 2, columns))
-                .unwrap()
-                .transpose(1, 2)
-                .unwrap();
+            let halves = tensor.reshape((heads, 2, rows / heads / 2, columns)).unwrap().transpose(1, 2).unwrap();
             halves.contiguous().unwrap().reshape((rows, columns)).unwrap()
         } else {
             tensor
@@ -246,10 +213,7 @@ fn write_gguf(path: &std::path::Path) {
         })
         .collect();
     let factors = Tensor::new(factors, &Device::Cpu).unwrap();
-    tensors.push((
-        "rope_freqs.weight".into(),
-        QTensor::quantize(&factors, GgmlDType::F32).unwrap(),
-    ));
+    tensors.push(("rope_freqs.weight".into(), QTensor::quantize(&factors, GgmlDType::F32).unwrap()));
     let u32 = gguf_file::Value::U32;
     let metadata = [
         ("general.architecture", gguf_file::Value::String("llama".into())),
@@ -275,16 +239,9 @@ fn a_tiny_cache_forces_recompute_and_changes_nothing() {
     let mut machine = Machine::open(&checkpoint, 16);
     // Room for the longest request alone (40 + 48 tokens) and a little more.
     let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
-    machine.scheduler = Scheduler::new(SchedulerConfig {
-        max_running: 16,
-        prefill_chunk: 16,
-        blocks,
-    });
+    machine.scheduler = Scheduler::new(SchedulerConfig { max_running: 16, prefill_chunk: 16, blocks });
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-        machine
-            .scheduler
-            .submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next)
-            .unwrap();
+        machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
     }
     let answers = machine.run();
     for (at, (_, chosen)) in golden.prompts.iter().enumerate() {

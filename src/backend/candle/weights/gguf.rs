@@ -1,14 +1,12 @@
-//! Weights of a GGUF file of the llama family, widened to f32.
-//!
-//! The tensor library could multiply quantised blocks directly, but rounds the activations to 8 bits for it. That moves
-//! fin by half a percent, enough to change the demo model's answers from those of the same weights in f32.
+//! Weights of a GGUF file of the llama family.
 
+use candle_core::Device;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::ggml_file::qtensor_from_ggml;
-use candle_core::{Device, Tensor};
 
-use super::{GgufHeads, LoadError, Progress, ProgressFn, WeightSource, check_shape};
-use crate::backend::candle::model::layers::{Embedding, Linear};
+use super::{GgufHeads, LoadError, Progress, ProgressFn, WeightSource, check_shape, matrix};
+use crate::backend::candle::kernels::{Format, Matrix, RowOrder};
+use crate::checkpoint::SharedBytes;
 use crate::checkpoint::gguf::GgufFile;
 
 const READABLE: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K";
@@ -17,65 +15,51 @@ const READABLE: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to
 pub(in crate::backend::candle) struct GgufWeights<'a> {
     file: &'a GgufFile,
     heads: GgufHeads,
-    device: Device,
     progress: Progress<'a>,
 }
 
 impl<'a> GgufWeights<'a> {
-    pub(super) fn open(file: &'a GgufFile, heads: GgufHeads, device: &Device, progress: &'a ProgressFn) -> Self {
+    pub(super) fn open(file: &'a GgufFile, heads: GgufHeads, progress: &'a ProgressFn) -> Self {
         let total = file
             .tensor_names()
             .filter_map(|name| file.tensor(name))
             .filter_map(|tensor| stored_bytes(ggml_dtype(tensor.dtype)?, &tensor.shape))
             .fold(0_u64, |total, bytes| total.saturating_add(bytes as u64));
-        Self {
-            file,
-            heads,
-            device: device.clone(),
-            progress: Progress::new(total, progress),
-        }
+        Self { file, heads, progress: Progress::new(total, progress) }
     }
 
-    /// A tensor as f32, its query or key rows put back in order.
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+    /// A tensor where it lies in the file; formats that the products do not read are widened to f32 first.
+    fn matrix(&self, name: &str, shape: &[usize]) -> Result<Matrix, LoadError> {
         let missing = || LoadError::Missing { name: name.into() };
-        let stored_name = stored_name(name).ok_or_else(missing)?;
-        let entry = self.file.tensor(&stored_name).ok_or_else(|| LoadError::Missing {
-            name: stored_name.clone(),
-        })?;
-        check_shape(&stored_name, shape, &entry.shape)?;
+        let stored = stored_name(name).ok_or_else(missing)?;
+        let entry = self.file.tensor(&stored).ok_or_else(|| LoadError::Missing { name: stored.clone() })?;
+        check_shape(&stored, shape, &entry.shape)?;
         let unreadable = || LoadError::Dtype {
-            name: stored_name.clone(),
+            name: stored.clone(),
             found: format!("{} in ggml's numbering", entry.dtype),
             supported: READABLE,
         };
         let dtype = ggml_dtype(entry.dtype).ok_or_else(unreadable)?;
         let length = stored_bytes(dtype, shape).ok_or_else(|| {
-            LoadError::Config(format!(
-                "{stored_name}: a row of {shape:?} is no whole number of {dtype:?} blocks"
-            ))
+            LoadError::Config(format!("{stored}: a row of {shape:?} is no whole number of {dtype:?} blocks"))
         })?;
         let bytes = self.file.bytes(entry, length).map_err(|source| LoadError::Gguf {
             path: self.file.path().into(),
-            name: stored_name.clone(),
+            name: stored.clone(),
             source,
         })?;
-        let heads = match stored_name.rsplit('.').nth(1) {
-            Some("attn_q") => Some(self.heads.query),
-            Some("attn_k") => Some(self.heads.key),
-            _ => None,
+        self.progress.read(&bytes);
+        let rows = shape.first().copied().unwrap_or_default();
+        let order = match stored.rsplit('.').nth(1) {
+            Some("attn_q") => RowOrder::Interleaved { head_dim: rows / self.heads.query },
+            Some("attn_k") => RowOrder::Interleaved { head_dim: rows / self.heads.key },
+            _ => RowOrder::Plain,
         };
-        let ordered = heads.and_then(|heads| rows_in_halves(bytes, shape, heads));
-        // Blocks are read in place by the tensor library, which wants them aligned: a fresh vector is.
-        let bytes = ordered.unwrap_or_else(|| bytes.to_vec());
-        let tensor = qtensor_from_ggml(dtype, &bytes, shape.to_vec(), &self.device)
-            .and_then(|blocks| blocks.dequantize(&self.device))
-            .map_err(|source| LoadError::Tensor {
-                name: stored_name,
-                source,
-            })?;
-        self.progress.add(length);
-        Ok(tensor)
+        let (format, bytes) = match stored_format(dtype) {
+            Some(format) => (format, bytes),
+            None => (Format::F32, widened(&stored, &bytes, dtype, shape)?),
+        };
+        matrix(&stored, bytes, format, shape, order)
     }
 }
 
@@ -84,39 +68,35 @@ impl WeightSource for GgufWeights<'_> {
         stored_name(name).is_some_and(|name| self.file.tensor(&name).is_some())
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Tensor, LoadError> {
-        self.tensor(name, &[len])
+    fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
+        Self::matrix(self, name, &[output, input])
     }
 
-    fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
-        Ok(Linear::new(self.tensor(name, &[output, input])?))
-    }
-
-    fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.tensor(name, &[vocab, hidden])?))
+    fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
+        Self::matrix(self, name, &[len])
     }
 }
 
-/// Puts the rows of a query or key projection back into halves.
-///
-/// llama.cpp's converter interleaves each head's two halves (row `2j + h` of a head is row `h * d/2 + j` of the
-/// original) because its rotary embedding turns neighbouring pairs; ours turns halves. Rows are whole runs of blocks,
-/// so moving them is exact for any quantisation.
-fn rows_in_halves(bytes: &[u8], shape: &[usize], heads: usize) -> Option<Vec<u8>> {
-    let rows = *shape.first()?;
-    let head_dim = rows.checked_div(heads)?;
-    let row_bytes = bytes.len().checked_div(rows)?;
-    if row_bytes == 0 || head_dim * heads != rows || head_dim % 2 != 0 {
-        return None;
-    }
-    let half = head_dim / 2;
-    let mut ordered = Vec::with_capacity(bytes.len());
-    for row in 0..rows {
-        let (head, within) = (row / head_dim, row % head_dim);
-        let stored = head * head_dim + 2 * (within % half) + within / half;
-        ordered.extend_from_slice(bytes.get(stored * row_bytes..(stored + 1) * row_bytes)?);
-    }
-    Some(ordered)
+/// The formats that products read as they are.
+fn stored_format(dtype: GgmlDType) -> Option<Format> {
+    Some(match dtype {
+        GgmlDType::F32 => Format::F32,
+        GgmlDType::F16 => Format::F16,
+        GgmlDType::BF16 => Format::Bf16,
+        GgmlDType::Q4_0 => Format::Q4_0,
+        GgmlDType::Q4_1 => Format::Q4_1,
+        GgmlDType::Q8_0 => Format::Q8_0,
+        _ => return None,
+    })
+}
+
+/// Blocks of any format as f32, by the tensor library.
+fn widened(name: &str, bytes: &[u8], dtype: GgmlDType, shape: &[usize]) -> Result<SharedBytes, LoadError> {
+    // The library reads blocks in place and wants them aligned: a fresh vector is.
+    let values = qtensor_from_ggml(dtype, &bytes.to_vec(), shape.to_vec(), &Device::Cpu)
+        .and_then(|blocks| blocks.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>())
+        .map_err(|source| LoadError::Tensor { name: name.into(), source })?;
+    Ok(SharedBytes::owned(values.into_iter().flat_map(f32::to_le_bytes).collect()))
 }
 
 /// The GGUF name of a tensor that Hugging Face calls `name`.
@@ -181,19 +161,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interleaved_rows_go_back_to_halves() {
-        // Two heads of four rows, one byte a row; llama.cpp stores head rows 0 1 2 3 as 0 2 1 3.
-        let stored = [0, 2, 1, 3, 4, 6, 5, 7];
-        assert_eq!(rows_in_halves(&stored, &[8, 1], 2).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(rows_in_halves(&stored, &[8, 1], 3), None);
-    }
-
-    #[test]
     fn names_of_the_llama_family() {
-        assert_eq!(
-            stored_name("model.layers.12.mlp.up_proj.weight").unwrap(),
-            "blk.12.ffn_up.weight"
-        );
+        assert_eq!(stored_name("model.layers.12.mlp.up_proj.weight").unwrap(), "blk.12.ffn_up.weight");
         assert_eq!(stored_name("lm_head.weight").unwrap(), "output.weight");
         assert_eq!(stored_name("model.layers.0.self_attn.q_norm.weight"), None);
     }

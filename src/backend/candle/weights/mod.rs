@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{Device, Tensor};
 
-use super::model::layers::{Embedding, Linear};
-use crate::checkpoint::Checkpoint;
+use super::kernels::{Format, Matrix, RowOrder};
+use super::model::layers::{Embedding, Linear, RmsNorm};
 use crate::checkpoint::gguf::GgufError;
+use crate::checkpoint::{Checkpoint, SharedBytes};
 
 pub(super) use self::gguf::GgufWeights;
 pub(super) use self::safetensors::SafetensorsWeights;
@@ -104,31 +105,48 @@ pub enum LoadError {
     },
 }
 
-/// Where a model's parts come from. All products are f32, on the source's device.
+/// Where a model's parts come from.
 pub(super) trait WeightSource {
     /// Whether a tensor is there.
     fn contains(&self, name: &str) -> bool;
 
-    /// A vector of `len` values as f32.
-    fn vector(&self, name: &str, len: usize) -> Result<Tensor, LoadError>;
+    /// Weights `[output, input]`, as they are stored.
+    fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError>;
 
+    /// A vector of `len` values, as a matrix of one row.
+    fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError>;
+}
+
+impl dyn WeightSource + '_ {
     /// A projection `[output, input]`.
-    fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError>;
+    pub(super) fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
+        Ok(Linear::new(self.matrix(name, output, input)?))
+    }
 
     /// A table of `vocab` rows of `hidden` values.
-    fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError>;
+    pub(super) fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError> {
+        Ok(Embedding::new(self.matrix(name, vocab, hidden)?))
+    }
+
+    /// A norm over `len` values.
+    pub(super) fn norm(&self, name: &str, len: usize, eps: f32) -> Result<RmsNorm, LoadError> {
+        let mut values = vec![0_f32; len];
+        self.vector(name, len)?.decode_row(0, &mut values);
+        let weight = Tensor::from_vec(values, len, &Device::Cpu)
+            .map_err(|source| LoadError::Tensor { name: name.into(), source })?;
+        Ok(RmsNorm::new(weight, eps))
+    }
 }
 
 /// Opens the weights of a checkpoint.
 pub(super) fn open<'a>(
     checkpoint: &'a Checkpoint,
     heads: GgufHeads,
-    device: &Device,
     progress: &'a ProgressFn,
 ) -> Result<Box<dyn WeightSource + 'a>, LoadError> {
     Ok(match checkpoint {
-        Checkpoint::Folder(folder) => Box::new(SafetensorsWeights::open(folder.path(), device, progress)?),
-        Checkpoint::Gguf(file) => Box::new(GgufWeights::open(file, heads, device, progress)),
+        Checkpoint::Folder(folder) => Box::new(SafetensorsWeights::open(folder.path(), progress)?),
+        Checkpoint::Gguf(file) => Box::new(GgufWeights::open(file, heads, progress)),
     })
 }
 
@@ -149,26 +167,41 @@ struct Progress<'a> {
 impl<'a> Progress<'a> {
     fn new(total: u64, tell: &'a ProgressFn) -> Self {
         tell(0, total);
-        Self {
-            done: AtomicU64::new(0),
-            total,
-            tell,
-        }
+        Self { done: AtomicU64::new(0), total, tell }
     }
 
-    fn add(&self, bytes: usize) {
-        let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        (self.tell)(done.min(self.total), self.total);
+    /// Brings mapped bytes into memory, so that the first request does not wait for the disk.
+    fn read(&self, bytes: &[u8]) {
+        // The smallest page that any of our machines has: one byte of each is enough.
+        const PAGE: usize = 4096;
+        for part in bytes.chunks(PAGE << 8) {
+            std::hint::black_box(part.iter().step_by(PAGE).fold(0_u8, |sum, byte| sum ^ byte));
+            let done = self.done.fetch_add(part.len() as u64, Ordering::Relaxed) + part.len() as u64;
+            (self.tell)(done.min(self.total), self.total);
+        }
     }
+}
+
+/// A matrix, or a vector as one row, over stored bytes.
+fn matrix(
+    name: &str,
+    bytes: SharedBytes,
+    format: Format,
+    shape: &[usize],
+    order: RowOrder,
+) -> Result<Matrix, LoadError> {
+    let (rows, columns) = match *shape {
+        [columns] => (1, columns),
+        [rows, columns] => (rows, columns),
+        _ => (0, 0),
+    };
+    Matrix::new(bytes, format, rows, columns, order)
+        .ok_or_else(|| LoadError::Config(format!("{name}: {format:?} of {shape:?} cannot be read in {order:?} order")))
 }
 
 fn check_shape(name: &str, expected: &[usize], found: &[usize]) -> Result<(), LoadError> {
     if expected == found {
         return Ok(());
     }
-    Err(LoadError::Shape {
-        name: name.into(),
-        expected: expected.into(),
-        found: found.into(),
-    })
+    Err(LoadError::Shape { name: name.into(), expected: expected.into(), found: found.into() })
 }

@@ -3,14 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use serde_json::Value;
 
-use super::{LoadError, Progress, ProgressFn, WeightSource, check_shape};
-use crate::backend::candle::model::layers::{Embedding, Linear};
+use super::{LoadError, Progress, ProgressFn, WeightSource, check_shape, matrix};
+use crate::backend::candle::kernels::{Format, Matrix, RowOrder};
+use crate::checkpoint::SharedBytes;
 
 const READABLE: &str = "F32, F16 and BF16";
 
@@ -19,19 +20,18 @@ pub(in crate::backend::candle) struct SafetensorsWeights<'a> {
     files: Vec<MappedFile>,
     /// Which file holds a tensor.
     home: HashMap<String, usize>,
-    device: Device,
     progress: Progress<'a>,
 }
 
 struct MappedFile {
-    map: Mmap,
+    map: Arc<Mmap>,
     metadata: Metadata,
     /// Where tensor data starts.
     data: usize,
 }
 
 impl<'a> SafetensorsWeights<'a> {
-    pub(super) fn open(folder: &Path, device: &Device, progress: &'a ProgressFn) -> Result<Self, LoadError> {
+    pub(super) fn open(folder: &Path, progress: &'a ProgressFn) -> Result<Self, LoadError> {
         let mut files = Vec::new();
         let mut home = HashMap::new();
         let mut total = 0;
@@ -41,46 +41,28 @@ impl<'a> SafetensorsWeights<'a> {
             home.extend(file.metadata.tensors().into_keys().map(|name| (name, files.len())));
             files.push(file);
         }
-        Ok(Self {
-            files,
-            home,
-            device: device.clone(),
-            progress: Progress::new(total, progress),
-        })
+        Ok(Self { files, home, progress: Progress::new(total, progress) })
     }
 
-    /// A tensor as f32. On CPU all arithmetic is f32, so narrower weights widen once, here.
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+    /// A tensor where it lies in its file.
+    fn matrix(&self, name: &str, shape: &[usize]) -> Result<Matrix, LoadError> {
         let missing = || LoadError::Missing { name: name.into() };
-        let file = self
-            .home
-            .get(name)
-            .and_then(|&at| self.files.get(at))
-            .ok_or_else(missing)?;
+        let file = self.home.get(name).and_then(|&at| self.files.get(at)).ok_or_else(missing)?;
         let info = file.metadata.info(name).ok_or_else(missing)?;
         check_shape(name, shape, &info.shape)?;
-        let dtype = match info.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::BF16,
+        let format = match info.dtype {
+            Dtype::F32 => Format::F32,
+            Dtype::F16 => Format::F16,
+            Dtype::BF16 => Format::Bf16,
             other => {
-                return Err(LoadError::Dtype {
-                    name: name.into(),
-                    found: format!("{other:?}"),
-                    supported: READABLE,
-                });
+                let found = format!("{other:?}");
+                return Err(LoadError::Dtype { name: name.into(), found, supported: READABLE });
             }
         };
         let (start, end) = info.data_offsets;
-        let bytes = file.map.get(file.data + start..file.data + end).ok_or_else(missing)?;
-        let tensor = Tensor::from_raw_buffer(bytes, dtype, shape, &self.device)
-            .and_then(|t| t.to_dtype(DType::F32))
-            .map_err(|source| LoadError::Tensor {
-                name: name.into(),
-                source,
-            })?;
-        self.progress.add(bytes.len());
-        Ok(tensor)
+        let bytes = SharedBytes::mapped(&file.map, file.data + start..file.data + end).ok_or_else(missing)?;
+        self.progress.read(&bytes);
+        matrix(name, bytes, format, shape, RowOrder::Plain)
     }
 }
 
@@ -89,37 +71,28 @@ impl WeightSource for SafetensorsWeights<'_> {
         self.home.contains_key(name)
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Tensor, LoadError> {
-        self.tensor(name, &[len])
+    fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
+        Self::matrix(self, name, &[output, input])
     }
 
-    fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
-        Ok(Linear::new(self.tensor(name, &[output, input])?))
-    }
-
-    fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.tensor(name, &[vocab, hidden])?))
+    fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
+        Self::matrix(self, name, &[len])
     }
 }
 
 impl MappedFile {
     fn open(path: &Path) -> Result<Self, LoadError> {
-        let unopened = |source| LoadError::Open {
-            path: path.into(),
-            source,
-        };
+        let unopened = |source| LoadError::Open { path: path.into(), source };
         let file = File::open(path).map_err(unopened)?;
         // SAFETY: the map is read-only and private to this process; truncating the file under it would fault us, as it
         // would any program that maps its models, and checkpoints are not edited in place. The golden tests read
         // every weight through such maps.
         let map = unsafe { Mmap::map(&file).map_err(unopened)? };
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| LoadError::Safetensors {
-            path: path.into(),
-            reason: format!("{e:?}"),
-        })?;
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|e| LoadError::Safetensors { path: path.into(), reason: format!("{e:?}") })?;
         // Eight bytes of header length, the header, then data: the format's fixed preamble.
         let data = header + 8;
-        Ok(Self { map, metadata, data })
+        Ok(Self { map: Arc::new(map), metadata, data })
     }
 }
 
@@ -132,15 +105,10 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     };
     let names: BTreeSet<PathBuf> = if index.exists() {
         let bytes = fs::read(&index).map_err(unopened(&index))?;
-        let index_error = |reason: &str| LoadError::Safetensors {
-            path: index.clone(),
-            reason: reason.into(),
-        };
+        let index_error = |reason: &str| LoadError::Safetensors { path: index.clone(), reason: reason.into() };
         let value: Value = serde_json::from_slice(&bytes).map_err(|e| index_error(&e.to_string()))?;
-        let map = value
-            .get("weight_map")
-            .and_then(Value::as_object)
-            .ok_or_else(|| index_error("it has no weight_map"))?;
+        let map =
+            value.get("weight_map").and_then(Value::as_object).ok_or_else(|| index_error("it has no weight_map"))?;
         map.values()
             .map(|file| match file.as_str() {
                 // Only plain names: an index must not make us read outside its folder.

@@ -23,9 +23,8 @@ pub(in crate::backend::candle) struct AttentionShape {
 /// Projections of one layer.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct Attention {
-    queries: Linear,
-    keys: Linear,
-    values: Linear,
+    /// Queries, keys and values side by side.
+    inputs: Linear,
     output: Linear,
     norms: Option<(RmsNorm, RmsNorm)>,
     shape: AttentionShape,
@@ -38,16 +37,13 @@ impl Attention {
         shape: AttentionShape,
     ) -> std::result::Result<Self, LoadError> {
         let (hidden, dim) = (shape.hidden, shape.head_dim);
-        let norm = |name: &str, eps| {
-            Ok(RmsNorm::new(
-                weights.vector(&format!("{prefix}.{name}.weight"), dim)?,
-                eps,
-            ))
-        };
+        let norm = |name: &str, eps| weights.norm(&format!("{prefix}.{name}.weight"), dim, eps);
         Ok(Self {
-            queries: weights.linear(&format!("{prefix}.q_proj.weight"), shape.heads * dim, hidden)?,
-            keys: weights.linear(&format!("{prefix}.k_proj.weight"), shape.kv_heads * dim, hidden)?,
-            values: weights.linear(&format!("{prefix}.v_proj.weight"), shape.kv_heads * dim, hidden)?,
+            inputs: Linear::joined([
+                weights.linear(&format!("{prefix}.q_proj.weight"), shape.heads * dim, hidden)?,
+                weights.linear(&format!("{prefix}.k_proj.weight"), shape.kv_heads * dim, hidden)?,
+                weights.linear(&format!("{prefix}.v_proj.weight"), shape.kv_heads * dim, hidden)?,
+            ]),
             output: weights.linear(&format!("{prefix}.o_proj.weight"), hidden, shape.heads * dim)?,
             norms: match shape.head_norm {
                 Some(eps) => Some((norm("q_norm", eps)?, norm("k_norm", eps)?)),
@@ -67,15 +63,11 @@ impl Attention {
         map: &Arc<AttentionMap>,
     ) -> Result<Tensor> {
         let rows = x.dim(0)?;
-        let AttentionShape {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.shape;
-        let mut queries = self.queries.forward(x)?.reshape((rows, heads, head_dim))?;
-        let mut keys = self.keys.forward(x)?.reshape((rows, kv_heads, head_dim))?;
-        let values = self.values.forward(x)?.reshape((rows, kv_heads, head_dim))?;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let inputs = self.inputs.forward(x)?.reshape((rows, heads + 2 * kv_heads, head_dim))?;
+        let mut queries = inputs.narrow(1, 0, heads)?;
+        let mut keys = inputs.narrow(1, heads, kv_heads)?;
+        let values = inputs.narrow(1, heads + kv_heads, kv_heads)?;
         if let Some((query_norm, key_norm)) = &self.norms {
             queries = query_norm.forward(&queries)?;
             keys = key_norm.forward(&keys)?;

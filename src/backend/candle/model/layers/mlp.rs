@@ -8,8 +8,9 @@ use crate::backend::candle::weights::{LoadError, WeightSource};
 /// `down(silu(gate x) * up x)`.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct Mlp {
-    gate: Linear,
-    up: Linear,
+    /// Gate and up side by side.
+    inputs: Linear,
+    intermediate: usize,
     down: Linear,
 }
 
@@ -22,15 +23,21 @@ impl Mlp {
         intermediate: usize,
     ) -> std::result::Result<Self, LoadError> {
         Ok(Self {
-            gate: weights.linear(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
-            up: weights.linear(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
+            inputs: Linear::joined([
+                weights.linear(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
+                weights.linear(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
+            ]),
+            intermediate,
             down: weights.linear(&format!("{prefix}.down_proj.weight"), hidden, intermediate)?,
         })
     }
 
     /// `[rows, hidden]` to the same.
     pub(in crate::backend::candle) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let gated = (candle_nn::ops::silu(&self.gate.forward(x)?)? * self.up.forward(x)?)?;
+        let inputs = self.inputs.forward(x)?;
+        let gate = inputs.narrow(1, 0, self.intermediate)?;
+        let up = inputs.narrow(1, self.intermediate, self.intermediate)?;
+        let gated = (candle_nn::ops::silu(&gate)? * up)?;
         self.down.forward(&gated)
     }
 }

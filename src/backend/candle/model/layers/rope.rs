@@ -20,9 +20,7 @@ impl RopeTable {
     /// Speeds `theta^(-2i/dim)` for `dim / 2` pairs.
     pub(in crate::backend::candle) fn new(dim: usize, theta: f32) -> Self {
         let speed = |i| theta.powf(-((2 * i) as f32) / dim as f32);
-        Self {
-            inverse_frequencies: (0..dim / 2).map(speed).collect(),
-        }
+        Self { inverse_frequencies: (0..dim / 2).map(speed).collect() }
     }
 
     /// Divides each speed by its factor. Fewer or more factors than pairs: `None`.
@@ -54,11 +52,7 @@ impl RopeTable {
     pub(in crate::backend::candle) fn at(&self, positions: &[u32], device: &Device) -> Result<Rotation> {
         let angles: Vec<f32> = positions
             .iter()
-            .flat_map(|&position| {
-                self.inverse_frequencies
-                    .iter()
-                    .map(move |speed| position as f32 * speed)
-            })
+            .flat_map(|&position| self.inverse_frequencies.iter().map(move |speed| position as f32 * speed))
             .collect();
         let shape = (positions.len(), self.inverse_frequencies.len());
         Ok(Rotation {
@@ -83,10 +77,7 @@ mod tests {
     fn speeds_fall_and_factors_divide_them() {
         let table = RopeTable::new(4, 100.0);
         assert_eq!(table.inverse_frequencies, [1.0, 0.1]);
-        assert_eq!(
-            table.clone().divided_by(&[1.0, 4.0]).unwrap().inverse_frequencies,
-            [1.0, 0.025]
-        );
+        assert_eq!(table.clone().divided_by(&[1.0, 4.0]).unwrap().inverse_frequencies, [1.0, 0.025]);
         assert_eq!(table.divided_by(&[1.0]), None);
     }
 
@@ -94,13 +85,7 @@ mod tests {
     fn turns_halves() {
         let rotation = RopeTable::new(2, 1.0).at(&[0, 1], &Device::Cpu).unwrap();
         let x = Tensor::from_vec(vec![1_f32, 0.0, 1.0, 0.0], (2, 1, 2), &Device::Cpu).unwrap();
-        let turned = rotation
-            .apply(&x)
-            .unwrap()
-            .flatten_all()
-            .unwrap()
-            .to_vec1::<f32>()
-            .unwrap();
+        let turned = rotation.apply(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(turned[..2], [1.0, 0.0]);
         assert!((turned[2] - 1_f32.cos()).abs() < 1e-6 && (turned[3] - 1_f32.sin()).abs() < 1e-6);
     }

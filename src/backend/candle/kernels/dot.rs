@@ -1,0 +1,192 @@
+//! Dot products of a few weight rows with activation rows: the inner loop of every product.
+
+use super::format::{BLOCK, Bf16, Decode, F16, F32, Format, Q4_0, Q4_1, Q8_0};
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{LANES, Lanes, Portable};
+use super::simd::Level;
+
+/// Weight rows of a tile: with [`TILE`] activation rows they make sixteen accumulators, enough to hide the latency of a
+/// fused multiply-add and few enough for the registers.
+pub(super) const GROUP: usize = 4;
+/// Activation rows of a tile.
+pub(super) const TILE: usize = 4;
+/// Up to [`GROUP`] weight rows of one format; where there are fewer, the last stands for the missing ones.
+pub(super) struct Group<'a> {
+    pub(super) rows: [&'a [u8]; GROUP],
+    pub(super) count: usize,
+    pub(super) format: Format,
+}
+
+/// A group's products with all rows of `x`, by the best instructions there are. `store` gets output (within the group),
+/// row and sum.
+pub(super) fn dispatch(
+    level: Level,
+    weights: &Group<'_>,
+    x: &[f32],
+    columns: usize,
+    rows: usize,
+    scratch: &mut Vec<u8>,
+    store: impl FnMut(usize, usize, f32),
+) {
+    let task = Task { weights, x, columns, rows, scratch, store };
+    match weights.format {
+        Format::F32 => task.run::<F32>(level),
+        Format::F16 => task.run::<F16>(level),
+        Format::Bf16 => task.run::<Bf16>(level),
+        Format::Q4_0 => task.run::<Q4_0>(level),
+        Format::Q4_1 => task.run::<Q4_1>(level),
+        Format::Q8_0 => task.run::<Q8_0>(level),
+    }
+}
+
+struct Task<'a, S> {
+    weights: &'a Group<'a>,
+    x: &'a [f32],
+    columns: usize,
+    rows: usize,
+    scratch: &'a mut Vec<u8>,
+    store: S,
+}
+
+impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
+    fn run<D: Decode>(self, level: Level) {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this processor, and has the features that the function enables. The test
+            // `every_level_agrees` runs each level that the machine has.
+            Level::Avx512 => unsafe { self.run_avx512::<D>() },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx2 => unsafe { self.run_avx2::<D>() },
+            Level::Baseline => self.body::<D, Portable>(),
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    fn run_avx512<D: Decode>(self) {
+        self.body::<D, Avx512>();
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn run_avx2<D: Decode>(self) {
+        self.body::<D, Avx2>();
+    }
+
+    #[inline(always)]
+    fn body<D: Decode, L: Lanes>(mut self) {
+        if self.rows <= TILE {
+            return self.tile::<D, L>(self.weights.rows, 0, self.rows);
+        }
+        // With more rows the group is decoded once, into the fastest cache, and read from there for each tile.
+        let mut scratch = std::mem::take(self.scratch);
+        let wide = 4 * self.columns;
+        scratch.resize(GROUP * wide, 0);
+        for (row, out) in self.weights.rows.iter().zip(scratch.chunks_exact_mut(wide)) {
+            widen::<D, L>(row, out);
+        }
+        let rows: [&[u8]; GROUP] = std::array::from_fn(|at| &scratch[at * wide..(at + 1) * wide]);
+        let mut first = 0;
+        while first < self.rows {
+            let count = TILE.min(self.rows - first);
+            self.tile::<F32, L>(rows, first, count);
+            first += count;
+        }
+        *self.scratch = scratch;
+    }
+
+    /// The products with rows `first..first + count`.
+    #[inline(always)]
+    fn tile<D: Decode, L: Lanes>(&mut self, weights: [&[u8]; GROUP], first: usize, count: usize) {
+        match count {
+            1 => self.tile_of::<D, L, 1>(weights, first),
+            2 => self.tile_of::<D, L, 2>(weights, first),
+            3 => self.tile_of::<D, L, 3>(weights, first),
+            _ => self.tile_of::<D, L, TILE>(weights, first),
+        }
+    }
+
+    #[inline(always)]
+    fn tile_of<D: Decode, L: Lanes, const M: usize>(&mut self, weights: [&[u8]; GROUP], first: usize) {
+        let mut x: [&[f32]; M] = [&[]; M];
+        for (at, x) in x.iter_mut().enumerate() {
+            *x = &self.x[(first + at) * self.columns..(first + at + 1) * self.columns];
+        }
+        let sums = dot_tile::<D, L, M>(weights, x, self.columns);
+        for (output, sums) in sums.iter().take(self.weights.count).enumerate() {
+            for (row, sum) in sums.iter().enumerate() {
+                (self.store)(output, first + row, *sum);
+            }
+        }
+    }
+}
+
+/// The dot products of four weight rows with `M` activation rows.
+///
+/// Each is summed in sixteen lanes (lane `l` takes the values whose index is `l` modulo 16, in order), the lanes are then
+/// added in halves, and a row's end that fills no block is added last. That order is the whole contract: it has no `M` and
+/// no format in it.
+#[inline(always)]
+fn dot_tile<D: Decode, L: Lanes, const M: usize>(
+    weights: [&[u8]; GROUP],
+    x: [&[f32]; M],
+    columns: usize,
+) -> [[f32; M]; GROUP] {
+    let blocks = columns / BLOCK;
+    // Cut to one length each, so that the loop below has nothing to check.
+    let mut stored: [&[D::Block]; GROUP] = [&[]; GROUP];
+    for row in 0..GROUP {
+        stored[row] = &D::blocks(weights[row]).0[..blocks];
+    }
+    let mut halves: [&[[f32; LANES]]; M] = [&[]; M];
+    for m in 0..M {
+        halves[m] = &x[m].as_chunks::<LANES>().0[..2 * blocks];
+    }
+    let mut sums = [[L::zero(); M]; GROUP];
+    for block in 0..blocks {
+        let mut decoded = [[L::zero(); 2]; GROUP];
+        for row in 0..GROUP {
+            decoded[row] = D::decode(&stored[row][block]);
+        }
+        for m in 0..M {
+            let (low, high) = (L::load(&halves[m][2 * block]), L::load(&halves[m][2 * block + 1]));
+            for row in 0..GROUP {
+                sums[row][m] = decoded[row][0].multiply_add(low, sums[row][m]);
+                sums[row][m] = decoded[row][1].multiply_add(high, sums[row][m]);
+            }
+        }
+    }
+    let mut out = [[0_f32; M]; GROUP];
+    for row in 0..GROUP {
+        for m in 0..M {
+            let mut end = 0_f32;
+            if let Some(width) = D::WEIGHT_BYTES {
+                let rest = D::blocks(weights[row]).1;
+                for (weight, x) in rest.chunks_exact(width).zip(&x[m][blocks * BLOCK..]) {
+                    end += D::weight(weight) * x;
+                }
+            }
+            out[row][m] = sums[row][m].sum() + end;
+        }
+    }
+    out
+}
+
+/// A stored row as little-endian f32.
+#[inline(always)]
+fn widen<D: Decode, L: Lanes>(row: &[u8], out: &mut [u8]) {
+    let (blocks, end) = D::blocks(row);
+    let (wide, wide_end) = out.split_at_mut((4 * BLOCK * blocks.len()).min(out.len()));
+    for (block, out) in blocks.iter().zip(wide.as_chunks_mut::<{ 4 * LANES }>().0.as_chunks_mut::<2>().0) {
+        let [low, high] = D::decode::<L>(block);
+        low.to_f32(&mut out[0]);
+        high.to_f32(&mut out[1]);
+    }
+    if let Some(width) = D::WEIGHT_BYTES {
+        for (weight, out) in end.chunks_exact(width).zip(wide_end.as_chunks_mut::<4>().0) {
+            *out = D::weight(weight).to_le_bytes();
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! How weights are stored, 32 at a time.
+
+use half::{bf16, f16};
+
+use super::lanes::{LANES, Lanes};
+
+/// Weights of one block of any format.
+pub(super) const BLOCK: usize = 32;
+
+/// The storage of a weight matrix. Rows are stored one after the other, each a run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend::candle) enum Format {
+    F32,
+    F16,
+    Bf16,
+    /// ggml's: a scale and 32 four-bit numbers around 8.
+    Q4_0,
+    /// ggml's: a scale, a minimum and 32 four-bit numbers.
+    Q4_1,
+    /// ggml's: a scale and 32 signed bytes.
+    Q8_0,
+}
+
+impl Format {
+    /// Bytes of a row of `columns` weights; `None` if they are no whole number of blocks where the format has blocks.
+    pub(in crate::backend::candle) fn row_bytes(self, columns: usize) -> Option<usize> {
+        let (weights, bytes) = match self {
+            Self::F32 => (1, 4),
+            Self::F16 | Self::Bf16 => (1, 2),
+            Self::Q4_0 => (BLOCK, 18),
+            Self::Q4_1 => (BLOCK, 20),
+            Self::Q8_0 => (BLOCK, 34),
+        };
+        columns.is_multiple_of(weights).then_some(columns / weights)?.checked_mul(bytes)
+    }
+}
+
+/// A format known at compile time, so that its decoding becomes part of a product's inner loop.
+///
+/// No closures in here: one is a function of its own, without the vector features of the loop around it, and the
+/// instructions inside it then become calls.
+pub(super) trait Decode {
+    /// A block's bytes: an array, so that the inner loop has no length to check.
+    type Block;
+    /// Bytes of a single weight, where a row may end inside a block.
+    const WEIGHT_BYTES: Option<usize>;
+
+    /// The whole blocks of a stored row, and the bytes behind them.
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]);
+
+    /// A block's weights.
+    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2];
+
+    /// A single weight of a format that has no blocks.
+    fn weight(bytes: &[u8]) -> f32 {
+        let _ = bytes;
+        0.0
+    }
+}
+
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct Bf16;
+pub(super) struct Q4_0;
+pub(super) struct Q4_1;
+pub(super) struct Q8_0;
+
+impl Decode for F32 {
+    type Block = [[u8; 4 * LANES]; 2];
+    const WEIGHT_BYTES: Option<usize> = Some(4);
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        halves(row)
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>([low, high]: &Self::Block) -> [L; 2] {
+        [L::from_f32(low), L::from_f32(high)]
+    }
+
+    fn weight(bytes: &[u8]) -> f32 {
+        bytes.first_chunk().map_or(0.0, |word| f32::from_le_bytes(*word))
+    }
+}
+
+impl Decode for F16 {
+    type Block = [[u8; 2 * LANES]; 2];
+    const WEIGHT_BYTES: Option<usize> = Some(2);
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        halves(row)
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>([low, high]: &Self::Block) -> [L; 2] {
+        [L::from_f16(low), L::from_f16(high)]
+    }
+
+    fn weight(bytes: &[u8]) -> f32 {
+        bytes.first_chunk().map_or(0.0, |word| f16::from_le_bytes(*word).to_f32())
+    }
+}
+
+impl Decode for Bf16 {
+    type Block = [[u8; 2 * LANES]; 2];
+    const WEIGHT_BYTES: Option<usize> = Some(2);
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        halves(row)
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>([low, high]: &Self::Block) -> [L; 2] {
+        [L::from_bf16(low), L::from_bf16(high)]
+    }
+
+    fn weight(bytes: &[u8]) -> f32 {
+        bytes.first_chunk().map_or(0.0, |word| bf16::from_le_bytes(*word).to_f32())
+    }
+}
+
+impl Decode for Q4_0 {
+    type Block = [u8; 18];
+    const WEIGHT_BYTES: Option<usize> = None;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        row.as_chunks()
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
+        // (q - 8) * scale, with the subtraction as the product's addend: both forms are exact in f32.
+        let scale = half_at(block, 0);
+        let (scale, shift) = (L::splat(scale), L::splat(-8.0 * scale));
+        let [low, high] = L::from_nibbles(&bytes_at(block, 2));
+        [low.multiply_add(scale, shift), high.multiply_add(scale, shift)]
+    }
+}
+
+impl Decode for Q4_1 {
+    type Block = [u8; 20];
+    const WEIGHT_BYTES: Option<usize> = None;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        row.as_chunks()
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
+        let (scale, minimum) = (L::splat(half_at(block, 0)), L::splat(half_at(block, 2)));
+        let [low, high] = L::from_nibbles(&bytes_at(block, 4));
+        [low.multiply_add(scale, minimum), high.multiply_add(scale, minimum)]
+    }
+}
+
+impl Decode for Q8_0 {
+    type Block = [u8; 34];
+    const WEIGHT_BYTES: Option<usize> = None;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        row.as_chunks()
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
+        let scale = L::splat(half_at(block, 0));
+        let (low, high) =
+            (L::from_signed_bytes(&bytes_at(block, 2)), L::from_signed_bytes(&bytes_at(block, 2 + LANES)));
+        [low.multiply_add(scale, L::zero()), high.multiply_add(scale, L::zero())]
+    }
+}
+
+/// Blocks of two halves, and the rest.
+#[inline(always)]
+fn halves<const N: usize>(row: &[u8]) -> (&[[[u8; N]; 2]], &[u8]) {
+    let blocks = row.as_chunks::<N>().0.as_chunks::<2>().0;
+    (blocks, row.get(blocks.len() * 2 * N..).unwrap_or_default())
+}
+
+/// Bytes at a constant place in a block: known to lie inside it when the call is compiled.
+#[inline(always)]
+fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&block[at..at + N]);
+    bytes
+}
+
+#[inline(always)]
+fn half_at<const B: usize>(block: &[u8; B], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// An IEEE half as f32, exactly, without a branch: the exponent is moved into place and re-based by a multiplication,
+/// which also gives subnormals their value. (Infinities and NaNs do not occur in scales; they come out as large finite
+/// numbers.)
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> f32 {
+    /// 2^112: the distance between the exponent biases 127 and 15.
+    const REBASE: f32 = f32::from_bits(0x7780_0000);
+    let bits = u32::from(bits);
+    let magnitude = f32::from_bits((bits & 0x7FFF) << 13) * REBASE;
+    f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::candle::kernels::lanes::Portable;
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
+
+    #[test]
+    fn every_finite_half_is_exact() {
+        for bits in 0..=u16::MAX {
+            let want = f16::from_bits(bits);
+            if want.is_finite() {
+                assert_eq!(f16_to_f32(bits).to_bits(), want.to_f32().to_bits(), "{bits:#06x}");
+            }
+        }
+    }
+
+    fn blocks<D: Decode>(bytes: &[u8]) -> Vec<f32> {
+        let mut out = Vec::new();
+        for half in D::blocks(bytes).0.iter().flat_map(D::decode::<Portable>) {
+            let mut values = [0.0; LANES];
+            half.store(&mut values);
+            out.extend(values);
+        }
+        out
+    }
+
+    #[test]
+    fn quantised_blocks_decode_as_the_tensor_library_decodes_them() {
+        let weights = Tensor::randn(0_f32, 3.0, (7, 96), &Device::Cpu).unwrap();
+        for (dtype, decode) in [
+            (GgmlDType::Q4_0, blocks::<Q4_0> as fn(&[u8]) -> Vec<f32>),
+            (GgmlDType::Q4_1, blocks::<Q4_1>),
+            (GgmlDType::Q8_0, blocks::<Q8_0>),
+            (GgmlDType::F16, blocks::<F16>),
+            (GgmlDType::BF16, blocks::<Bf16>),
+            (GgmlDType::F32, blocks::<F32>),
+        ] {
+            let stored = QTensor::quantize(&weights, dtype).unwrap();
+            let want = stored.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(decode(&stored.data().unwrap()), want, "{dtype:?}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Products of f32 activations with weights in the form in which they are stored.
+//!
+//! The tensor library multiplies bf16 by widening both sides to f32 in full, each time, and quantised blocks by rounding the
+//! activations to 8 bits. Here a block of weights is decoded inside the product, and activations stay f32. Weights are
+//! read where they lie, in the mapped file.
+//!
+//! **A row of the result does not depend on the batch.** Each element is one dot product, summed in an order that is the
+//! same for every path, tile and number of rows (see `dot`); so a token's states come out the same bits in prefill, in
+//! decode, in company and in a verifier's recompute.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use super::dot::{GROUP, Group, TILE, dispatch};
+use super::format::Format;
+use super::matrix::Matrix;
+use super::simd;
+
+/// Up to this many activation rows, threads share the weights (each reads a part of them); above it they share the rows.
+const FEW_ROWS: usize = 32;
+/// A thread's smallest share of a product, in multiplications: about 10 microseconds, several times what waking a
+/// thread costs.
+const SMALLEST_SHARE: usize = 1 << 17;
+
+/// `x` `[rows, columns]` times each matrix's transpose, side by side: `[rows, sum of the matrices' rows]`.
+///
+/// Matrices that read the same activations are given together: one parallel region then serves them all.
+pub(in crate::backend::candle) fn matmul(x: &Tensor, matrices: Arc<[Matrix]>) -> Result<Tensor> {
+    x.contiguous()?.apply_op1_no_bwd(&MatMul { matrices })
+}
+
+struct MatMul {
+    matrices: Arc<[Matrix]>,
+}
+
+impl CustomOp1 for MatMul {
+    fn name(&self) -> &'static str {
+        "matmul-stored"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, at: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (rows, columns) = at.shape().dims2()?;
+        let CpuStorage::F32(x) = x else { bail!("activations are f32 on CPU") };
+        let Some((start, end)) = at.contiguous_offsets() else { bail!("activations must be contiguous") };
+        if self.matrices.iter().any(|matrix| matrix.columns() != columns) {
+            bail!("activations of {columns} values do not fit the weights");
+        }
+        let outputs = self.matrices.iter().map(|matrix| matrix.rows()).sum();
+        let product = Product { matrices: &self.matrices, x: &x[start..end], rows, columns, outputs };
+        let out = if rows <= FEW_ROWS { product.by_weights() } else { product.by_rows() };
+        Ok((CpuStorage::F32(out), Shape::from((rows, outputs))))
+    }
+}
+
+/// One product under way.
+struct Product<'a> {
+    matrices: &'a [Matrix],
+    x: &'a [f32],
+    rows: usize,
+    columns: usize,
+    outputs: usize,
+}
+
+impl Product<'_> {
+    /// Each thread takes some of the weights for all rows. Results come output by output and are transposed in the end.
+    fn by_weights(&self) -> Vec<f32> {
+        let (rows, outputs) = (self.rows, self.outputs);
+        if rows == 0 {
+            return Vec::new();
+        }
+        let mut transposed = vec![0_f32; rows * outputs];
+        let share = SMALLEST_SHARE.div_ceil(self.columns * rows).next_multiple_of(GROUP);
+        let chunk = outputs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(GROUP).max(share);
+        let level = simd::level();
+        transposed.par_chunks_mut(chunk * rows).enumerate().for_each(|(at, out)| {
+            let mut scratch = Vec::new();
+            let first = at * chunk;
+            let mut done = 0;
+            while done < out.len() / rows {
+                let weights = self.group(first + done, GROUP.min(out.len() / rows - done));
+                dispatch(level, &weights, self.x, self.columns, rows, &mut scratch, |output, row, sum| {
+                    out[(done + output) * rows + row] = sum;
+                });
+                done += weights.count;
+            }
+        });
+        if rows == 1 {
+            return transposed;
+        }
+        let mut out = vec![0_f32; rows * outputs];
+        for (output, sums) in transposed.chunks_exact(rows).enumerate() {
+            for (row, sum) in sums.iter().enumerate() {
+                out[row * outputs + output] = *sum;
+            }
+        }
+        out
+    }
+
+    /// Each thread takes some of the rows for all weights.
+    fn by_rows(&self) -> Vec<f32> {
+        let mut out = vec![0_f32; self.rows * self.outputs];
+        let chunk = self.rows.div_ceil(rayon::current_num_threads()).next_multiple_of(TILE);
+        let level = simd::level();
+        out.par_chunks_mut(chunk * self.outputs).zip(self.x.par_chunks(chunk * self.columns)).for_each(|(out, x)| {
+            let mut scratch = Vec::new();
+            let rows = x.len() / self.columns;
+            let mut first = 0;
+            while first < self.outputs {
+                let weights = self.group(first, GROUP.min(self.outputs - first));
+                dispatch(level, &weights, x, self.columns, rows, &mut scratch, |output, row, sum| {
+                    out[row * self.outputs + first + output] = sum;
+                });
+                first += weights.count;
+            }
+        });
+        out
+    }
+
+    /// The stored rows of up to `count` outputs from `first` on, all of one matrix.
+    fn group(&self, first: usize, count: usize) -> Group<'_> {
+        let mut skipped = 0;
+        for matrix in self.matrices {
+            if first < skipped + matrix.rows() {
+                let within = first - skipped;
+                let count = count.min(matrix.rows() - within);
+                let row = |at: usize| matrix.row(within + at.min(count - 1));
+                return Group { rows: [row(0), row(1), row(2), row(3)], count, format: matrix.format() };
+            }
+            skipped += matrix.rows();
+        }
+        Group { rows: [&[]; GROUP], count: 0, format: Format::F32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::candle::kernels::matrix::RowOrder;
+    use crate::backend::candle::kernels::simd::Level;
+    use crate::checkpoint::SharedBytes;
+    use candle_core::Device;
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const ALL: [(Format, GgmlDType); 6] = [
+        (Format::F32, GgmlDType::F32),
+        (Format::F16, GgmlDType::F16),
+        (Format::Bf16, GgmlDType::BF16),
+        (Format::Q4_0, GgmlDType::Q4_0),
+        (Format::Q4_1, GgmlDType::Q4_1),
+        (Format::Q8_0, GgmlDType::Q8_0),
+    ];
+
+    fn normal(rows: usize, columns: usize) -> Tensor {
+        Tensor::randn(0_f32, 1.0, (rows, columns), &Device::Cpu).unwrap()
+    }
+
+    /// Random weights in a format, and as f32 as the tensor library reads them.
+    fn weights(format: Format, dtype: GgmlDType, rows: usize, columns: usize) -> (Matrix, Tensor) {
+        let stored = QTensor::quantize(&normal(rows, columns), dtype).unwrap();
+        let bytes = SharedBytes::owned(stored.data().unwrap().to_vec());
+        let matrix = Matrix::new(bytes, format, rows, columns, RowOrder::Plain).unwrap();
+        (matrix, stored.dequantize(&Device::Cpu).unwrap())
+    }
+
+    fn rows(x: &Tensor) -> Vec<Vec<f32>> {
+        x.to_vec2().unwrap()
+    }
+
+    #[test]
+    fn products_of_all_formats_and_sizes_are_right() {
+        for (format, dtype) in ALL {
+            // Columns that fill no block only where the format has none; outputs that fill no group.
+            let columns = if format.row_bytes(51).is_some() { 51 } else { 96 };
+            for (tokens, outputs) in [(1, 7), (2, 4), (3, 9), (4, 1), (5, 33), (17, 6), (40, 13)] {
+                let (matrix, wide) = weights(format, dtype, outputs, columns);
+                let x = normal(tokens, columns);
+                let got = matmul(&x, Arc::new([matrix])).unwrap();
+                let want = x.matmul(&wide.t().unwrap()).unwrap();
+                let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+                assert!(worst < 1e-4, "{format:?} {tokens} x {outputs}: {worst}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_bits_in_any_company() {
+        for (format, dtype) in ALL {
+            let (matrix, _) = weights(format, dtype, 37, 160);
+            let matrices = Arc::new([matrix]);
+            let x = normal(70, 160);
+            let together = rows(&matmul(&x, Arc::clone(&matrices) as Arc<[Matrix]>).unwrap());
+            let mut rng = ChaCha8Rng::seed_from_u64(3);
+            for _ in 0..20 {
+                let first = rng.random_range(0..70);
+                let count = rng.random_range(1..=70 - first);
+                let some = matmul(&x.narrow(0, first, count).unwrap(), Arc::clone(&matrices) as Arc<[Matrix]>).unwrap();
+                assert_eq!(rows(&some), together[first..first + count], "{format:?} rows {first}..{}", first + count);
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_agrees() {
+        let best = simd::level();
+        for (format, dtype) in ALL {
+            let (matrix, _) = weights(format, dtype, 4, 96);
+            let x: Vec<f32> = rows(&normal(6, 96)).concat();
+            let group = Group { rows: std::array::from_fn(|row| matrix.row(row)), count: 4, format };
+            let run = |level, count| {
+                let mut sums = Vec::new();
+                let x = &x[..count * 96];
+                dispatch(level, &group, x, 96, count, &mut Vec::new(), |output, row, sum| {
+                    sums.push((output, row, sum))
+                });
+                sums
+            };
+            let mut levels = vec![Level::Baseline];
+            #[cfg(target_arch = "x86_64")]
+            levels.extend([Level::Avx2, Level::Avx512].into_iter().filter(|level| *level <= best));
+            for count in [1, 4, 6] {
+                let want = run(Level::Baseline, count);
+                for &level in &levels {
+                    for (got, want) in run(level, count).iter().zip(&want) {
+                        assert_eq!((got.0, got.1), (want.0, want.1));
+                        // One rounding a step or two: all that may differ.
+                        assert!((got.2 - want.2).abs() < 1e-4, "{format:?} {level:?}: {got:?} for {want:?}");
+                    }
+                }
+                if let [_, avx2, avx512] = levels[..] {
+                    assert_eq!(run(avx2, count), run(avx512, count), "{format:?}: fused sums are the same bits");
+                }
+            }
+        }
+        assert!(levels_are_ordered());
+    }
+
+    fn levels_are_ordered() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return Level::Baseline < Level::Avx2 && Level::Avx2 < Level::Avx512;
+        #[cfg(not(target_arch = "x86_64"))]
+        return true;
+    }
+
+    #[test]
+    fn matrices_side_by_side_are_each_its_own() {
+        let (a, wide_a) = weights(Format::Q4_1, GgmlDType::Q4_1, 5, 64);
+        let (b, wide_b) = weights(Format::Bf16, GgmlDType::BF16, 6, 64);
+        for tokens in [1, 3, 50] {
+            let x = normal(tokens, 64);
+            let got = matmul(&x, Arc::new([a.clone(), b.clone()])).unwrap();
+            let want = Tensor::cat(&[&wide_a, &wide_b], 0).unwrap();
+            let want = x.matmul(&want.t().unwrap()).unwrap();
+            let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+            assert!(worst < 1e-4, "{tokens}: {worst}");
+        }
+    }
+
+    #[test]
+    fn interleaved_rows_come_out_in_halves() {
+        // Two heads of four rows; llama.cpp stores head rows 0 1 2 3 as 0 2 1 3.
+        let stored: Vec<u8> = [0, 2, 1, 3, 4, 6, 5, 7].iter().flat_map(|n| (*n as f32).to_le_bytes()).collect();
+        let order = RowOrder::Interleaved { head_dim: 4 };
+        let matrix = Matrix::new(SharedBytes::owned(stored.clone()), Format::F32, 8, 1, order).unwrap();
+        let x = Tensor::ones((1, 1), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let got = rows(&matmul(&x, Arc::new([matrix])).unwrap());
+        assert_eq!(got, [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
+        let odd = RowOrder::Interleaved { head_dim: 3 };
+        assert!(Matrix::new(SharedBytes::owned(stored), Format::F32, 8, 1, odd).is_none());
+    }
+}

@@ -1,0 +1,54 @@
+//! Bytes that several owners share: a part of a mapped file, or a buffer.
+
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+/// Shared bytes. Clones are cheap; a file stays mapped while one of them lives.
+#[derive(Clone)]
+pub struct SharedBytes {
+    store: Store,
+    range: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Store {
+    Mapped(Arc<Mmap>),
+    Owned(Arc<[u8]>),
+}
+
+impl SharedBytes {
+    /// A part of a mapped file; `None` if the file ends before it.
+    #[must_use]
+    pub fn mapped(map: &Arc<Mmap>, range: Range<usize>) -> Option<Self> {
+        map.get(range.clone())?;
+        Some(Self { store: Store::Mapped(Arc::clone(map)), range })
+    }
+
+    /// A buffer.
+    #[must_use]
+    pub fn owned(bytes: Vec<u8>) -> Self {
+        Self { range: 0..bytes.len(), store: Store::Owned(bytes.into()) }
+    }
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = match &self.store {
+            Store::Mapped(map) => map,
+            Store::Owned(bytes) => bytes,
+        };
+        // The range was checked when this was made; neither store changes its length.
+        all.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBytes[{}]", self.range.len())
+    }
+}
