@@ -211,7 +211,7 @@ pub struct Serve {
     #[serde(default)]
     pub request: Value,
     /// Whether chunks are wanted before the response.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_false")]
     pub stream: bool,
 }
 
@@ -354,6 +354,10 @@ pub fn meta_url(gateway: &str) -> String {
     format!("{http}/meta")
 }
 
+fn null_is_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 /// Lanes without proofs send `{}` where a commitment stands: read it as none.
 fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Commitment>, D::Error> {
     #[derive(Deserialize)]
@@ -390,6 +394,8 @@ mod tests {
             panic!("a serve frame")
         };
         assert_eq!((serve.corr_id.as_str(), serve.stream), ("c-41", false));
+        let unset = frame(json!({"type": "serve", "corr_id": "c", "request": {}, "stream": null}));
+        assert!(matches!(unset, GatewayFrame::Serve(Serve { stream: false, .. })));
     }
 
     #[test]

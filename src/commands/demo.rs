@@ -16,7 +16,7 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::DemoArgs;
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::protocol::MinerKey;
-use crate::session::{Identity, Worker, WorkerConfig};
+use crate::session::{self, Identity, Worker, WorkerConfig};
 use crate::spec::DEMO_MODEL;
 use crate::verify::{ProofRecord, verify};
 
@@ -50,12 +50,12 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
         gateway: ws_url.clone(),
         key,
         identity: Identity::ephemeral("demo"),
-        legs: None,
-        max_inflight: None,
+        legs: session::ask_for_legs(&ws_url).await,
+        max_inflight: LEGS,
         shutdown_grace: Duration::from_secs(5),
     };
     let (stop_worker, worker_stopped) = oneshot::channel::<()>();
-    let worker = Worker::prepare(worker, service.clone()).await;
+    let worker = Worker::new(worker, service.clone());
     let running_worker = tokio::spawn(worker.run(async { drop(worker_stopped.await) }));
     let admitted = tokio::time::timeout(START_TIMEOUT, legs.wait_for_legs(LEGS)).await;
     admitted.map_err(|_| anyhow!("the miner's legs did not come up within {} s", START_TIMEOUT.as_secs()))?;

@@ -9,7 +9,8 @@ use anyhow::{Context, bail};
 use super::{interrupted, load};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{BackendKind, MineArgs};
-use crate::session::{self, DEFAULT_LEGS, DEFAULT_SLOTS_PER_LEG, Identity, Worker, WorkerConfig, identity};
+use crate::machine;
+use crate::session::{self, DEFAULT_SLOTS_PER_LEG, Identity, Worker, WorkerConfig, identity};
 
 /// The model that the network serves.
 const DEFAULT_MODEL: &str = "qwen3.6-35b-a3b";
@@ -37,16 +38,21 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     if spec.max_input_tokens == 0 || spec.max_output_tokens == 0 || args.default_max_tokens == 0 {
         bail!("token limits must be above 0");
     }
+    session::check_address(&args.gw)?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let host = session::describe_hardware().host;
-    let name = args.worker_name.unwrap_or_else(|| identity::default_name(&host, &spec.name, "candle"));
-    let declared = args.max_inflight.unwrap_or(DEFAULT_SLOTS_PER_LEG * args.legs.unwrap_or(DEFAULT_LEGS));
+    let name = args.worker_name.or_else(|| std::env::var("ENGY_INSTANCE_ID").ok().filter(|name| !name.is_empty()));
+    let name = name.unwrap_or_else(|| identity::default_name(&machine::host_name(), &spec.name, "candle"));
+    let legs = match args.legs {
+        Some(legs) => legs,
+        None => session::ask_for_legs(&args.gw).await,
+    };
+    let max_inflight = args.max_inflight.unwrap_or(DEFAULT_SLOTS_PER_LEG * legs);
     let state_dir = match args.state_dir {
         Some(folder) => folder,
         None => default_state_dir()?,
     };
     // Before the weights: a taken name must not cost a load.
-    let (identity, _lock) = Identity::keep(&state_dir, &name, &spec.name, declared)?;
+    let (identity, _lock) = Identity::keep(&state_dir, &name, &spec.name, max_inflight)?;
     let backend = load::candle(&checkpoint, &args.engine).await?;
     let service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
     let info = service.backend.info();
@@ -63,11 +69,11 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
         gateway: args.gw,
         key: args.miner_key,
         identity,
-        legs: args.legs,
-        max_inflight: args.max_inflight,
+        legs,
+        max_inflight,
         shutdown_grace: Duration::from_secs(args.shutdown_grace_s),
     };
-    Worker::prepare(config, service).await.run(interrupted()).await?;
+    Worker::new(config, service).run(interrupted()).await?;
     Ok(ExitCode::SUCCESS)
 }
 

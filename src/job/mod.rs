@@ -78,23 +78,16 @@ pub struct JobTimings {
 }
 
 impl Service {
-    /// Serves one request; `on_delta` gets the answer's pieces as they come.
+    /// Serves one request; `on_delta` gets the answer's pieces as they come. It takes the time that it takes: whoever
+    /// calls bounds it by [`Limits::max_request`], and the wait before it too.
     ///
     /// # Errors
     /// By whose fault it is; see [`JobError`].
     pub async fn answer(
         &self,
         request: &JobRequest,
-        on_delta: impl FnMut(Delta) + Send,
+        mut on_delta: impl FnMut(Delta) + Send,
     ) -> Result<JobAnswer, JobError> {
-        let limit = self.limits.max_request;
-        match tokio::time::timeout(limit, self.work(request, on_delta)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(JobError::Timeout(limit)),
-        }
-    }
-
-    async fn work(&self, request: &JobRequest, mut on_delta: impl FnMut(Delta) + Send) -> Result<JobAnswer, JobError> {
         let mut timings = JobTimings::default();
         let started = Instant::now();
         // Off the async threads: a long conversation takes a while to render and tokenise.
@@ -150,6 +143,9 @@ impl Service {
         };
         // A stop string ends the generation from our side: dropping it tells the backend.
         drop(generation);
+        if output_ids.is_empty() {
+            return Err(JobError::Incomplete);
+        }
         let assembling = Instant::now();
         proofs.extend(builder.finish()?);
         let (deltas, message, finish_reason) = answer.finish(end);

@@ -8,19 +8,21 @@ use std::time::Duration;
 use futures::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::{self, Message};
 
+use super::reading::{self, Reading};
 use super::worker::{Shared, stopped};
 use super::{DEAD_AFTER, DRAIN_GRACE, HEARTBEAT, PING};
+use crate::chat::RequestError;
 use crate::job::{JobError, JobRequest};
 use crate::openai::Delta;
 use crate::protocol::{Chunk, GatewayFrame, MinerFrame, Output, Response, Serve};
 
 /// How long the peer may take to answer a close.
-pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -38,6 +40,13 @@ pub(super) enum Closed {
     },
 }
 
+/// The gateway asks the leg to dial anew.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Leave {
+    /// Whether it had admitted this connection: one that is sent away before that waits before it dials.
+    pub(super) admitted: bool,
+}
+
 /// The state of a connection.
 pub(super) struct Connection {
     shared: Arc<Shared>,
@@ -45,9 +54,11 @@ pub(super) struct Connection {
     legs: usize,
     shutdown: watch::Receiver<bool>,
     /// Told when the gateway asks us to leave; used once.
-    leave: Option<oneshot::Sender<()>>,
+    leave: Option<oneshot::Sender<Leave>>,
     /// Requests that run for this connection, by their id on it.
     live: HashMap<String, LiveJob>,
+    /// Their tasks; dropped with the connection, they are all cancelled.
+    jobs: JoinSet<()>,
     next_job: u64,
     results: mpsc::UnboundedReceiver<JobFrame>,
     to_results: mpsc::UnboundedSender<JobFrame>,
@@ -59,6 +70,7 @@ pub(super) struct Connection {
 struct LiveJob {
     number: u64,
     task: AbortHandle,
+    request_id: String,
 }
 
 /// A frame from a job, with the job's number: an id may be used again after a cancel, and late frames of the first job
@@ -74,7 +86,7 @@ impl Connection {
         leg: usize,
         legs: usize,
         shutdown: watch::Receiver<bool>,
-        leave: oneshot::Sender<()>,
+        leave: oneshot::Sender<Leave>,
     ) -> Self {
         let (to_results, results) = mpsc::unbounded_channel();
         Self {
@@ -84,6 +96,7 @@ impl Connection {
             shutdown,
             leave: Some(leave),
             live: HashMap::new(),
+            jobs: JoinSet::new(),
             next_job: 0,
             results,
             to_results,
@@ -98,10 +111,18 @@ impl Connection {
             Ok(closed) => closed,
             Err(error) => self.lost(describe(&error)),
         };
-        for (_, job) in self.live.drain() {
-            job.task.abort();
-        }
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+        self.jobs.abort_all();
+        // Closed from our side, the connection is read until the gateway has closed it too: a socket that is dropped with
+        // unread bytes resets the connection, and with it a last response that the gateway has not read yet.
+        let farewell = async {
+            // One that was never admitted has sent nothing that could be lost.
+            if socket.close(None).await.is_ok() && self.admitted {
+                while let Some(Ok(message)) = socket.next().await
+                    && !message.is_close()
+                {}
+            }
+        };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, farewell).await;
         closed
     }
 
@@ -137,6 +158,11 @@ impl Connection {
                 }
                 // Never `None`: this connection holds a sender itself.
                 Some(result) = self.results.recv() => self.on_result(socket, result).await?,
+                Some(ended) = self.jobs.join_next(), if !self.jobs.is_empty() => {
+                    if let Err(error) = ended {
+                        self.on_fault(socket, &error).await?;
+                    }
+                }
                 Ok(()) = load.changed(), if self.admitted => {
                     send(socket, &MinerFrame::Heartbeat(self.shared.load_broadcast())).await?;
                 }
@@ -165,48 +191,81 @@ impl Connection {
         socket: &mut WebSocketStream<S>,
         message: Message,
     ) -> Result<Option<Closed>, tungstenite::Error> {
-        let frame = match &message {
-            Message::Text(text) => serde_json::from_str(text),
-            Message::Binary(bytes) => serde_json::from_slice(bytes),
+        let reading = match &message {
+            Message::Text(text) => reading::read(text),
+            Message::Binary(bytes) => str::from_utf8(bytes).map_or(Reading::Nothing, reading::read),
             Message::Close(close) => {
                 let reason = close.as_ref().map_or_else(|| "no reason".into(), |close| close.to_string());
                 return Ok(Some(self.lost(format!("the gateway closed the leg: {reason}"))));
             }
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
         };
+        let frame = match reading {
+            Reading::Frame(frame) => frame,
+            Reading::UnreadableServe { corr_id, reason } => {
+                self.count_bad_frame(&message);
+                if !self.live.contains_key(&corr_id) {
+                    let error = RequestError::new(format!("the request cannot be read: {reason}"));
+                    let request_id = JobRequest::request_id(&serde_json::Value::Null);
+                    let response = Response::failure(corr_id, request_id, JobError::Request(error).to_object());
+                    send(socket, &MinerFrame::Response(Box::new(response))).await?;
+                }
+                return Ok(None);
+            }
+            Reading::Nothing => GatewayFrame::Unknown,
+        };
         match frame {
-            Ok(GatewayFrame::Admit) => {
+            GatewayFrame::Admit => {
                 if !std::mem::replace(&mut self.admitted, true) {
                     self.shared.admitted();
                     tracing::info!(leg = self.leg, "the leg is live");
                 }
             }
-            Ok(GatewayFrame::Deny { reason }) => {
+            GatewayFrame::Deny { reason } => {
                 return Ok(Some(Closed::Denied(reason.unwrap_or_else(|| "no reason given".into()))));
             }
-            Ok(GatewayFrame::Ping) => {
+            GatewayFrame::Ping => {
                 send(socket, &MinerFrame::Heartbeat(self.shared.heartbeat(self.legs))).await?;
             }
-            Ok(GatewayFrame::Reconnect) => {
+            GatewayFrame::Reconnect => {
                 tracing::info!(leg = self.leg, running = self.live.len(), "the gateway asks the leg to move");
                 self.drain_until.get_or_insert(Instant::now() + DRAIN_GRACE);
                 if let Some(leave) = self.leave.take() {
-                    let _ = leave.send(());
+                    let _ = leave.send(Leave { admitted: self.admitted });
                 }
             }
-            Ok(GatewayFrame::Serve(serve)) => self.start(serve),
-            Ok(GatewayFrame::Cancel { corr_id }) => {
+            GatewayFrame::Serve(serve) => self.start(serve),
+            GatewayFrame::Cancel { corr_id } => {
                 if let Some(job) = self.live.remove(&corr_id) {
                     job.task.abort();
                     self.shared.counters.cancelled.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            Ok(GatewayFrame::Unknown) | Err(_) => {
-                self.shared.counters.bad_frames.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(leg = self.leg, bytes = message.len(), "a frame that is not understood was ignored");
-            }
+            GatewayFrame::Unknown => self.count_bad_frame(&message),
         }
         Ok(None)
+    }
+
+    fn count_bad_frame(&self, message: &Message) {
+        self.shared.counters.bad_frames.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(leg = self.leg, bytes = message.len(), "a frame that is not understood");
+    }
+
+    /// A job's task ended without its response: it was cancelled, or this program has a fault.
+    async fn on_fault<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        socket: &mut WebSocketStream<S>,
+        error: &JoinError,
+    ) -> Result<(), tungstenite::Error> {
+        if !error.is_panic() {
+            return Ok(());
+        }
+        let corr_id = self.live.iter().find(|(_, job)| job.task.id() == error.id()).map(|(id, _)| id.clone());
+        let Some((corr_id, job)) = corr_id.and_then(|id| self.live.remove_entry(&id)) else { return Ok(()) };
+        tracing::error!(leg = self.leg, request_id = job.request_id, %error, "a fault of this program took a request");
+        let fault = JobError::Fault("a request's task failed".into());
+        let response = Response::failure(corr_id, job.request_id, fault.to_object());
+        send(socket, &MinerFrame::Response(Box::new(response))).await
     }
 
     /// Starts a request as a task of its own.
@@ -221,12 +280,14 @@ impl Connection {
         self.next_job += 1;
         let results = self.to_results.clone();
         let corr_id = serve.corr_id.clone();
-        let job = run_job(Arc::clone(&self.shared), serve, *self.shutdown.borrow(), move |frame| {
+        let request_id = JobRequest::request_id(&serve.request);
+        let job = Job { serve, request_id: request_id.clone(), shutting_down: *self.shutdown.borrow() };
+        let job = run_job(Arc::clone(&self.shared), job, move |frame| {
             // Fails only when the connection has ended, and then nobody wants the frame.
             let _ = results.send(JobFrame { number, frame });
         });
-        let task = tokio::spawn(job).abort_handle();
-        self.live.insert(corr_id, LiveJob { number, task });
+        let task = self.jobs.spawn(job);
+        self.live.insert(corr_id, LiveJob { number, task, request_id });
     }
 
     /// Passes a job's frame on, unless the job was cancelled meanwhile.
@@ -254,24 +315,35 @@ impl Connection {
     }
 }
 
+/// A request that is about to start.
+struct Job {
+    serve: Serve,
+    request_id: String,
+    shutting_down: bool,
+}
+
 /// One request, from its serve frame to its response. Aborting the task frees its slot and cancels its generation.
-async fn run_job(shared: Arc<Shared>, serve: Serve, shutting_down: bool, send: impl Fn(MinerFrame) + Send + Sync) {
-    let Serve { corr_id, request, stream } = serve;
-    let request_id = JobRequest::request_id(&request);
+async fn run_job(shared: Arc<Shared>, job: Job, send: impl Fn(MinerFrame) + Send + Sync) {
+    let Job { serve: Serve { corr_id, request, stream }, request_id, shutting_down } = job;
     let outcome = async {
         if shutting_down {
             return Err(JobError::ShuttingDown);
         }
         // Read before a slot is taken: a request that is wrong is answered at once, however busy the worker is.
         let request = JobRequest::parse(&request, request_id.clone())?;
-        let _slot = shared.slot().await.ok_or(JobError::ShuttingDown)?;
         let chunk = |delta: Delta| {
             if stream && !delta.is_empty() {
                 let corr_id = corr_id.clone();
                 send(MinerFrame::Chunk(Chunk { corr_id, delta }));
             }
         };
-        shared.service.answer(&request, chunk).await
+        let work = async {
+            let _slot = shared.slot().await.ok_or(JobError::ShuttingDown)?;
+            shared.service.answer(&request, chunk).await
+        };
+        // The buyer's clock runs while a request waits for its slot, so ours does too.
+        let limit = shared.service.limits.max_request;
+        tokio::time::timeout(limit, work).await.unwrap_or(Err(JobError::Timeout(limit)))
     };
     let response = match outcome.await {
         Ok(answer) => {
@@ -287,8 +359,10 @@ async fn run_job(shared: Arc<Shared>, serve: Serve, shutting_down: bool, send: i
         }
         Err(error) => {
             shared.counters.failed.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(request_id, %error, "a request failed");
-            Response::failure(corr_id.clone(), request_id, error.to_object())
+            // Logged as it is sent: cut, and quoted, since it may repeat what a buyer wrote.
+            let error = error.to_object();
+            tracing::warn!(request_id, status = error.status, message = ?error.message, "a request failed");
+            Response::failure(corr_id.clone(), request_id, error)
         }
     };
     send(MinerFrame::Response(Box::new(response)));

@@ -34,13 +34,8 @@ impl Leg {
         count: usize,
         shutdown: watch::Receiver<bool>,
     ) -> Result<Self, SessionError> {
+        check_address(&shared.config.gateway)?;
         let url = leg_url(&shared.config.gateway, index, count);
-        let wrong = |reason: String| SessionError::Address { address: shared.config.gateway.clone(), reason };
-        let request = url.as_str().into_client_request().map_err(|e| wrong(e.to_string()))?;
-        match request.uri().scheme_str() {
-            Some("ws" | "wss") => {}
-            other => return Err(wrong(format!("it is not ws or wss but {}", other.unwrap_or("nothing")))),
-        }
         Ok(Self { shared, index, count, url, shutdown })
     }
 
@@ -68,29 +63,36 @@ impl Leg {
                         // An idle connection ends at once when it is asked to leave: both are true then, and a plain
                         // end would wait before it dials.
                         biased;
-                        Ok(()) = &mut asked_to_leave => {
+                        Ok(leave) = &mut asked_to_leave => {
                             // The old connection lives on beside the new one until its requests are done.
                             draining.spawn(running);
-                            backoff.reset();
-                            continue;
+                            while draining.try_join_next().is_some() {}
+                            if leave.admitted {
+                                backoff.reset();
+                                continue;
+                            }
+                            None
                         }
-                        closed = &mut running => closed,
+                        closed = &mut running => Some(closed),
                     };
                     match closed {
-                        Ok(Closed::Shutdown) => break,
-                        Ok(Closed::Denied(reason)) => {
+                        None => tracing::warn!(leg = self.index, "the gateway sent the leg away; dialling again"),
+                        Some(Ok(Closed::Shutdown)) => break,
+                        Some(Ok(Closed::Denied(reason))) => {
                             tracing::warn!(leg = self.index, reason, "the gateway refuses the leg");
                             if !std::mem::replace(&mut refused, true) {
                                 self.shared.refused(reason);
                             }
                         }
-                        Ok(Closed::Lost { admitted, reason }) => {
+                        Some(Ok(Closed::Lost { admitted, reason })) => {
                             tracing::warn!(leg = self.index, reason, "the leg is down; dialling again");
                             if admitted {
                                 backoff.reset();
                             }
                         }
-                        Err(panic) => tracing::error!(leg = self.index, %panic, "a fault of this program took the leg"),
+                        Some(Err(panic)) => {
+                            tracing::error!(leg = self.index, %panic, "a fault of this program took the leg")
+                        }
                     }
                 }
             }
@@ -113,5 +115,18 @@ impl Leg {
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("no answer within {} s", DIAL_TIMEOUT.as_secs())),
         }
+    }
+}
+
+/// Whether a gateway's address can be dialled at all.
+///
+/// # Errors
+/// When it is no address, or of another scheme.
+pub fn check_address(gateway: &str) -> Result<(), SessionError> {
+    let wrong = |reason: String| SessionError::Address { address: gateway.into(), reason };
+    let request = gateway.into_client_request().map_err(|e| wrong(e.to_string()))?;
+    match request.uri().scheme_str() {
+        Some("ws" | "wss") => Ok(()),
+        other => Err(wrong(format!("it is not ws or wss but {}", other.unwrap_or("nothing")))),
     }
 }

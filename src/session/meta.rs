@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of legs that the gateway asks for; [`DEFAULT_LEGS`] where it does not answer, since a worker with fewer
 /// legs than production has workers is refused at onboarding.
-pub(super) async fn legs(gateway: &str) -> usize {
+pub async fn legs(gateway: &str) -> usize {
     let url = meta_url(gateway);
     for attempt in 1..=TRIES {
         match ask(&url).await {

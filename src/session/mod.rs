@@ -11,12 +11,14 @@ mod hardware;
 pub mod identity;
 mod leg;
 mod meta;
+mod reading;
 mod worker;
 
 use std::time::Duration;
 
-pub use self::hardware::describe as describe_hardware;
 pub use self::identity::Identity;
+pub use self::leg::check_address;
+pub use self::meta::legs as ask_for_legs;
 pub use self::worker::{Counters, Worker, WorkerHandle};
 
 use crate::protocol::{HelloCapacity, MinerKey};
@@ -50,10 +52,10 @@ pub struct WorkerConfig {
     pub key: MinerKey,
     /// Who this worker is.
     pub identity: Identity,
-    /// Legs to dial; `None` asks the gateway.
-    pub legs: Option<usize>,
-    /// Requests at once over all legs; `None` is [`DEFAULT_SLOTS_PER_LEG`] a leg.
-    pub max_inflight: Option<usize>,
+    /// Legs to dial: what [`ask_for_legs`] found, or the operator says.
+    pub legs: usize,
+    /// Requests at once over all legs.
+    pub max_inflight: usize,
     /// How long a shutdown waits for running requests.
     pub shutdown_grace: Duration,
 }

@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::leg::Leg;
-use super::{DEFAULT_SLOTS_PER_LEG, SessionError, WorkerConfig, hardware, hello_capacity, meta, share};
+use super::{MAX_INFLIGHT, MAX_LEGS, SessionError, WorkerConfig, hardware, hello_capacity, share};
 use crate::backend::Health;
 use crate::job::Service;
 use crate::protocol::{Capacity, Heartbeat, Hello, KvReport};
@@ -60,7 +60,6 @@ pub(super) struct Shared {
     /// When the last request ended, milliseconds from the start.
     last_end: AtomicU64,
     started: Instant,
-    legs: usize,
 }
 
 /// A slot, held while a request runs.
@@ -70,13 +69,10 @@ pub(super) struct Slot<'a> {
 }
 
 impl Worker {
-    /// A worker for this service. Asks the gateway how many legs it wants where the configuration does not say.
-    pub async fn prepare(config: WorkerConfig, service: Service) -> Self {
-        let legs = match config.legs {
-            Some(legs) => legs.max(1),
-            None => meta::legs(&config.gateway).await,
-        };
-        let total = config.max_inflight.unwrap_or(DEFAULT_SLOTS_PER_LEG * legs).max(1);
+    /// A worker for this service.
+    #[must_use]
+    pub fn new(config: WorkerConfig, service: Service) -> Self {
+        let total = config.max_inflight.clamp(1, MAX_INFLIGHT);
         let shared = Shared {
             slots: Semaphore::new(total),
             total,
@@ -85,7 +81,6 @@ impl Worker {
             refusals: watch::Sender::new(Vec::new()),
             last_end: AtomicU64::new(0),
             started: Instant::now(),
-            legs,
             counters: Counters::default(),
             config,
             service,
@@ -104,7 +99,7 @@ impl Worker {
     /// # Errors
     /// When the address is unusable, the gateway refuses every leg before it admitted any, or the backend dies.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), SessionError> {
-        let count = self.shared.legs;
+        let count = self.shared.config.legs.clamp(1, MAX_LEGS);
         let mut legs = JoinSet::new();
         for index in 0..count {
             let leg = Leg::new(Arc::clone(&self.shared), index, count, self.shutdown.subscribe())?;

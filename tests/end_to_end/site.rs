@@ -12,7 +12,7 @@ use engy_miner::checkpoint::Checkpoint;
 use engy_miner::gateway::{Gateway, GatewayConfig, GatewayHandle};
 use engy_miner::job::{Limits, Service};
 use engy_miner::protocol::MinerKey;
-use engy_miner::session::{Identity, Worker, WorkerConfig, WorkerHandle};
+use engy_miner::session::{Identity, Worker, WorkerConfig, WorkerHandle, ask_for_legs};
 use engy_miner::spec::ModelSpec;
 use engy_miner::verify::ProofRecord;
 use serde_json::{Value, json};
@@ -74,14 +74,14 @@ impl Site {
             backend: Arc::clone(&backend) as Arc<dyn Backend>,
         };
         let worker = WorkerConfig {
-            gateway: ws_url,
+            gateway: ws_url.clone(),
             key,
             identity: Identity::ephemeral("test"),
-            legs: None,
-            max_inflight: None,
+            legs: ask_for_legs(&ws_url).await,
+            max_inflight: 6,
             shutdown_grace: Duration::from_secs(5),
         };
-        let worker = Worker::prepare(worker, service).await;
+        let worker = Worker::new(worker, service);
         let worker_handle = worker.handle();
         tokio::spawn(worker.run(std::future::pending()));
         handle.wait_for_legs(LEGS).await;

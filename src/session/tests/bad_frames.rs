@@ -35,7 +35,6 @@ async fn frames_of_a_known_type_and_wrong_fields_are_counted_too() {
         Message::text("{\"type\":7}"),
         Message::text("{\"type\":\"serve\"}"),
         Message::text("{\"type\":\"serve\",\"corr_id\":7,\"request\":{}}"),
-        Message::text("{\"type\":\"serve\",\"corr_id\":\"c\",\"stream\":\"yes\"}"),
         Message::text("{\"type\":\"cancel\"}"),
         Message::text("{\"type\":\"deny\",\"reason\":{}}"),
         Message::text("[".repeat(100_000)),
@@ -47,6 +46,29 @@ async fn frames_of_a_known_type_and_wrong_fields_are_counted_too() {
     }
     leg.ping().await;
     assert_eq!((site.count(|c| &c.bad_frames), site.backend.calls()), (count, 0));
+    site.assert_serves(&mut leg).await;
+}
+
+/// A serve whose request cannot be read is answered by its id: silence would be held against the miner.
+#[tokio::test]
+async fn a_serve_that_cannot_be_read_is_the_buyers_fault() {
+    let (mut site, mut leg) = Site::with_leg().await;
+    for frame in [
+        "{\"type\":\"serve\",\"corr_id\":\"c\",\"stream\":\"yes\"}",
+        "{\"type\":\"serve\",\"corr_id\":\"c\",\"request\":{\"temperature\":1e999}}",
+    ] {
+        leg.send_raw(Message::text(frame)).await;
+        let response = leg.response("c").await;
+        assert_eq!(response["error"]["status"], 400, "{response}");
+    }
+    assert_eq!((site.count(|c| &c.bad_frames), site.backend.calls()), (2, 0));
+    // Half an emoji, as clients cut them, is read as a replacement character.
+    leg.send_raw(Message::text(
+        "{\"type\":\"serve\",\"corr_id\":\"c\",\"request\":{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud83d\"}]}}",
+    ))
+    .await;
+    site.runs.next().await.finish();
+    assert!(leg.response("c").await["commitment"].is_object());
     site.assert_serves(&mut leg).await;
 }
 

@@ -92,7 +92,7 @@ async fn an_address_that_cannot_be_dialled_is_said_before_anything_starts() {
     for address in ["http://gw.example/gw", "gw.example", "", "wss://"] {
         let setup = Setup::default();
         let service = setup.service(ScriptedBackend::new().0);
-        let worker = Worker::prepare(setup.config(address), service).await;
+        let worker = Worker::new(setup.config(address), service);
         let error = worker.run(std::future::pending()).await.unwrap_err();
         assert!(matches!(error, SessionError::Address { .. }), "{address:?}: {error}");
         assert!(error.to_string().contains("wss://host/gw"));

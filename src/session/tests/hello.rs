@@ -38,7 +38,7 @@ async fn every_leg_says_the_same_hello() {
                "max_request_s": 1800.0}),
         "the share is rounded up, the total undivided"
     );
-    assert_eq!(hello["hw"]["cpus"], json!(crate::session::describe_hardware().cpus));
+    assert_eq!(hello["hw"]["cpus"], json!(crate::session::hardware::describe().cpus));
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn the_key_shows_in_no_debug_text() {
     let setup = Setup::default();
     let config = setup.config("ws://127.0.0.1:1/gw");
     assert!(!format!("{config:?}").contains(KEY));
-    let worker = Worker::prepare(config, setup.service(ScriptedBackend::new().0)).await;
+    let worker = Worker::new(config, setup.service(ScriptedBackend::new().0));
     let hello = Arc::clone(&worker.shared).hello(1);
     assert!(!format!("{hello:?}").contains(KEY));
 }

@@ -94,7 +94,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
             match within(self.socket.next()).await? {
                 Ok(Message::Text(text)) => return Some(serde_json::from_str(&text).unwrap()),
                 Ok(Message::Ping(_) | Message::Pong(_)) => {}
-                Ok(Message::Close(_)) | Err(_) => return None,
+                Ok(Message::Close(_)) => {
+                    // The answer to a close is queued; it leaves with the next write.
+                    let _ = self.socket.flush().await;
+                    return None;
+                }
+                Err(_) => return None,
                 other => panic!("unexpected on a leg: {other:?}"),
             }
         }

@@ -16,6 +16,7 @@ use crate::chat::ChatModel;
 use crate::checkpoint::Checkpoint;
 use crate::job::{Limits, Service};
 use crate::protocol::MinerKey;
+use crate::session::DEFAULT_SLOTS_PER_LEG;
 use crate::session::{Identity, SessionError, Worker, WorkerConfig, WorkerHandle};
 
 /// A test that waits this long has failed; no test waits for it to pass.
@@ -61,8 +62,8 @@ impl Setup {
             gateway: gateway.into(),
             key: MinerKey::new(KEY),
             identity: Identity::ephemeral("rack7-g0"),
-            legs: Some(self.legs),
-            max_inflight: self.max_inflight,
+            legs: self.legs,
+            max_inflight: self.max_inflight.unwrap_or(DEFAULT_SLOTS_PER_LEG * self.legs),
             shutdown_grace: self.shutdown_grace,
         }
     }
@@ -102,7 +103,7 @@ impl Site {
     pub(super) async fn with(setup: Setup) -> Self {
         let gateway = ScriptedGateway::open(setup.rude).await;
         let (backend, runs) = ScriptedBackend::new();
-        let worker = Worker::prepare(setup.config(&gateway.address), setup.service(Arc::clone(&backend))).await;
+        let worker = Worker::new(setup.config(&gateway.address), setup.service(Arc::clone(&backend)));
         let (stop, stopped) = oneshot::channel::<()>();
         Self {
             gateway,

@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 use super::scripted_backend::{Runs, ScriptedBackend};
 use super::scripted_gateway::Peer;
 use super::site::Setup;
-use crate::session::connection::{Closed, Connection};
+use crate::session::connection::{Closed, Connection, Leave};
 use crate::session::{Worker, WorkerHandle};
 
 /// More than a pipe ever has to hold in these tests.
@@ -29,14 +29,14 @@ pub(super) struct Wire {
     pub(super) runs: Runs,
     pub(super) worker: WorkerHandle,
     pub(super) shutdown: watch::Sender<bool>,
-    pub(super) asked_to_leave: oneshot::Receiver<()>,
+    pub(super) asked_to_leave: oneshot::Receiver<Leave>,
     pub(super) started: Instant,
 }
 
 impl Wire {
     pub(super) async fn open(setup: Setup, pipe: usize) -> Self {
         let (backend, runs) = ScriptedBackend::new();
-        let worker = Worker::prepare(setup.config("ws://gw.example/gw"), setup.service(backend)).await;
+        let worker = Worker::new(setup.config("ws://gw.example/gw"), setup.service(backend));
         let (ours, theirs) = duplex(pipe);
         let (shutdown, stopping) = watch::channel(false);
         let (leave, asked_to_leave) = oneshot::channel();
