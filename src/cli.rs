@@ -60,6 +60,9 @@ pub struct EngineArgs {
     /// Tokens that the key/value cache holds, over all requests [default: the model's context, within 2 GiB].
     #[arg(long, env = "ENGY_MAX_TOTAL_TOKENS", value_name = "TOKENS")]
     pub max_total_tokens: Option<usize>,
+    /// Of these, how many may keep prefixes that come again; 0 turns that off [default: all that no request needs].
+    #[arg(long, env = "ENGY_PREFIX_CACHE_TOKENS", value_name = "TOKENS")]
+    pub prefix_cache_tokens: Option<usize>,
 }
 
 /// A backend's name.

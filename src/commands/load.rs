@@ -32,6 +32,7 @@ pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow
         max_running: args.max_running_requests,
         prefill_chunk: args.chunked_prefill_size,
         max_total_tokens: args.max_total_tokens,
+        prefix_tokens: args.prefix_cache_tokens,
     };
     let checkpoint = checkpoint.clone();
     let backend = tokio::task::spawn_blocking(move || {

@@ -1,5 +1,8 @@
 //! The whole way of a request over real sockets, and the program as a user runs it.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests say what they expect by unwrapping it")]
+
+mod batching;
 mod cli;
 mod golden;
 mod serving;

@@ -309,7 +309,9 @@ impl Engine {
                     client.rows.extend_from_slice(row);
                     client.rows.len() >= client.wanted
                 }
-                Some(Client::Generation(client)) => match client.advance(logits.unwrap_or_default(), row, began) {
+                Some(Client::Generation(client)) => match client
+                    .advance(logits.unwrap_or_default(), row, began, || self.scheduler.cached_tokens(use_.sequence))
+                {
                     Some(token) => {
                         self.scheduler.push(use_.sequence, token);
                         false
@@ -343,8 +345,8 @@ impl Engine {
     /// A failed step leaves the caches of its sequences in an unknown state, and a step is all that runs.
     fn fail_all(&mut self, reason: &str) {
         tracing::error!(reason, "a step of the model failed; its requests end");
-        for (id, client) in std::mem::take(&mut self.clients) {
-            self.scheduler.remove(id);
+        self.scheduler.discard_all();
+        for client in std::mem::take(&mut self.clients).into_values() {
             client.fail(BackendError::Broken(reason.into()));
         }
     }
@@ -360,7 +362,13 @@ impl Engine {
 
 impl GenerationClient {
     /// Chooses the next id and tells the reader. `None` when the answer has ended.
-    fn advance(&mut self, logits: Vec<f32>, row: &[bf16], began: Instant) -> Option<u32> {
+    fn advance(
+        &mut self,
+        logits: Vec<f32>,
+        row: &[bf16],
+        began: Instant,
+        cached_tokens: impl FnOnce() -> usize,
+    ) -> Option<u32> {
         let Some(id) = self.sampler.choose(logits) else {
             self.sender.send(Err(BackendError::Broken("the model gave no finite logit".into())));
             return None;
@@ -370,7 +378,7 @@ impl GenerationClient {
         let first = match self.first {
             Some(first) => first,
             None => {
-                self.sender.send(Ok(GenerationEvent::Started { cached_tokens: 0 }));
+                self.sender.send(Ok(GenerationEvent::Started { cached_tokens: cached_tokens() }));
                 *self.first.insert(now)
             }
         };

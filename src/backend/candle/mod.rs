@@ -39,6 +39,8 @@ pub struct EngineOptions {
     /// Tokens that the key/value cache holds, over all sequences. `None`: what the model's context or
     /// [`EngineOptions::DEFAULT_CACHE_BYTES`] allows, whichever is less.
     pub max_total_tokens: Option<usize>,
+    /// Of these, how many may keep prefixes that come again; `None`: all that no sequence needs, 0: none.
+    pub prefix_tokens: Option<usize>,
 }
 
 impl EngineOptions {
@@ -55,6 +57,7 @@ impl Default for EngineOptions {
             // nothing there and would stall those who decode.
             prefill_chunk: 512,
             max_total_tokens: None,
+            prefix_tokens: None,
         }
     }
 }
@@ -88,6 +91,7 @@ impl CandleBackend {
                     max_running: options.max_running.max(1),
                     prefill_chunk: options.prefill_chunk.max(1),
                     blocks,
+                    prefix_blocks: options.prefix_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS),
                 },
                 hidden: config.hidden,
                 vocab: config.vocab,

@@ -6,12 +6,16 @@
 //! First come, first served: running sequences are kept in the order of their arrival; each step reads one token of
 //! every decoding sequence and up to `prefill_chunk` tokens of those still reading. When blocks run out, the youngest
 //! sequence gives up its own and is computed again later; so the oldest always advances, and since no sequence is
-//! accepted that could not fit alone, every sequence ends. What must never happen: a block owned twice, a block lost, a
-//! row reported twice.
+//! accepted that could not fit alone, every sequence ends.
+//!
+//! Whole blocks that have been computed are published to the prefix tree, by every running sequence before each step, and
+//! a new sequence starts behind the longest prefix that the tree knows. What must never happen: a block lost, a block
+//! shared before it was computed, a row reported twice.
 
 use std::collections::VecDeque;
 
-use super::cache::blocks::BlockAllocator;
+use super::cache::NodeId;
+use super::cache::blocks::BlockPool;
 use super::plan::{BLOCK_TOKENS, OutputRow, Span, StepPlan};
 
 /// Names a sequence; later ones are larger.
@@ -26,6 +30,8 @@ pub(super) struct SchedulerConfig {
     pub(super) prefill_chunk: usize,
     /// Key/value blocks there are.
     pub(super) blocks: u32,
+    /// Of these, how many may be kept for prefixes that come again; 0 keeps none.
+    pub(super) prefix_blocks: usize,
 }
 
 /// What is wanted of a sequence.
@@ -61,13 +67,19 @@ struct Sequence {
     computed: usize,
     blocks: Vec<u32>,
     wanted: Wanted,
+    /// Blocks of its table that the prefix tree knows, the last one's node, and whether more can follow.
+    published: usize,
+    node: Option<NodeId>,
+    publishing: bool,
+    /// Prompt tokens that were found in the tree when it was first let in.
+    cached: Option<usize>,
 }
 
 /// The queues.
 #[derive(Debug)]
 pub(super) struct Scheduler {
     config: SchedulerConfig,
-    allocator: BlockAllocator,
+    pool: BlockPool,
     waiting: VecDeque<Sequence>,
     /// In the order of arrival.
     running: Vec<Sequence>,
@@ -75,12 +87,17 @@ pub(super) struct Scheduler {
 
 impl Scheduler {
     pub(super) fn new(config: SchedulerConfig) -> Self {
-        Self { allocator: BlockAllocator::new(config.blocks), waiting: VecDeque::new(), running: Vec::new(), config }
+        Self {
+            pool: BlockPool::new(config.blocks, config.prefix_blocks),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            config,
+        }
     }
 
     /// Tokens that fit in the cache.
     pub(super) fn capacity(&self) -> usize {
-        self.allocator.total() * BLOCK_TOKENS
+        self.pool.total() * BLOCK_TOKENS
     }
 
     /// Queues a sequence that will grow to at most `longest` tokens (its last token is never read).
@@ -94,12 +111,25 @@ impl Scheduler {
         if longest > self.capacity() {
             return Err(TooLong { wanted: longest, limit: self.capacity() });
         }
-        self.waiting.push_back(Sequence { id, tokens, computed: 0, blocks: Vec::new(), wanted });
+        self.waiting.push_back(Sequence {
+            id,
+            tokens,
+            computed: 0,
+            blocks: Vec::new(),
+            wanted,
+            published: 0,
+            node: None,
+            publishing: true,
+            cached: None,
+        });
         Ok(())
     }
 
     /// The next step and what its output rows are for; `None` when there is nothing to do.
     pub(super) fn plan(&mut self) -> Option<(StepPlan, Vec<RowUse>)> {
+        for sequence in &mut self.running {
+            sequence.publish(&mut self.pool);
+        }
         self.admit();
         let mut budget = self.config.prefill_chunk;
         let mut chunks = Vec::with_capacity(self.running.len());
@@ -134,20 +164,34 @@ impl Scheduler {
         }
     }
 
-    /// Forgets a sequence, wherever it is, and frees its blocks.
+    /// Prompt tokens of a running sequence whose states were found in the cache.
+    pub(super) fn cached_tokens(&self, id: SequenceId) -> usize {
+        self.running.iter().find(|s| s.id == id).and_then(|s| s.cached).unwrap_or_default()
+    }
+
+    /// Forgets a sequence, wherever it is, and frees its blocks; what it has computed stays known.
     pub(super) fn remove(&mut self, id: SequenceId) {
         self.waiting.retain(|s| s.id != id);
         if let Some(at) = self.running.iter().position(|s| s.id == id) {
-            let sequence = self.running.remove(at);
-            self.allocator.give_back(sequence.blocks);
+            let mut sequence = self.running.remove(at);
+            sequence.publish(&mut self.pool);
+            self.pool.give_back(sequence.blocks);
         }
     }
 
-    /// Sequences that hold blocks, sequences that wait, tokens not yet read, tokens of all taken blocks.
+    /// Forgets all sequences after a step that failed: what it was to compute must not become known.
+    pub(super) fn discard_all(&mut self) {
+        self.waiting.clear();
+        for sequence in self.running.drain(..) {
+            self.pool.give_back(sequence.blocks);
+        }
+    }
+
+    /// Sequences that hold blocks, sequences that wait, tokens not yet read, tokens of all blocks that sequences hold.
     pub(super) fn load(&self) -> (usize, usize, usize, usize) {
         let unread = |s: &Sequence| s.tokens.len() - s.computed;
         let pending = self.waiting.iter().map(unread).sum::<usize>() + self.running.iter().map(unread).sum::<usize>();
-        let used = (self.allocator.total() - self.allocator.free()) * BLOCK_TOKENS;
+        let used = (self.pool.total() - self.pool.available()) * BLOCK_TOKENS;
         (self.running.len(), self.waiting.len(), pending, used)
     }
 
@@ -155,12 +199,15 @@ impl Scheduler {
     fn admit(&mut self) {
         let mut promised: usize = self.running.iter().map(Sequence::missing_blocks).sum();
         while self.running.len() < self.config.max_running {
-            let Some(next) = self.waiting.front() else { break };
+            let Some(next) = self.waiting.front_mut() else { break };
+            next.adopt_prefix(&mut self.pool);
             let needed = promised + next.missing_blocks();
-            if needed > self.allocator.free() {
+            if needed > self.pool.available() {
+                next.give_up(&mut self.pool);
                 break;
             }
             promised = needed;
+            next.cached.get_or_insert(next.computed);
             self.running.extend(self.waiting.pop_front());
         }
     }
@@ -176,15 +223,14 @@ impl Scheduler {
             if sequence.blocks.len() >= needed {
                 return true;
             }
-            if let Some(block) = self.allocator.take() {
+            if let Some(block) = self.pool.take() {
                 sequence.blocks.push(block);
                 continue;
             }
             let Some(mut youngest) = self.running.pop() else {
                 return false;
             };
-            self.allocator.give_back(youngest.blocks.drain(..));
-            youngest.computed = 0;
+            youngest.give_up(&mut self.pool);
             self.waiting.push_front(youngest);
         }
     }
@@ -194,6 +240,40 @@ impl Sequence {
     /// Blocks that reading all its tokens will still take.
     fn missing_blocks(&self) -> usize {
         self.tokens.len().div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
+    }
+
+    /// Starts behind the longest prefix that is known and leaves something to compute.
+    fn adopt_prefix(&mut self, pool: &mut BlockPool) {
+        let most = match self.wanted {
+            Wanted::Next => self.tokens.len() - 1,
+            Wanted::RowsFrom(from) => from.min(self.tokens.len() - 1),
+        };
+        let found = pool.take_prefix(&self.tokens[..most]);
+        self.node = found.last().map(|(node, _)| *node);
+        self.published = found.len();
+        self.computed = found.len() * BLOCK_TOKENS;
+        self.blocks = found.into_iter().map(|(_, block)| block).collect();
+    }
+
+    /// Gives all its blocks back; it will be computed again.
+    fn give_up(&mut self, pool: &mut BlockPool) {
+        pool.give_back(self.blocks.drain(..));
+        (self.computed, self.published, self.node, self.publishing) = (0, 0, None, true);
+    }
+
+    /// Makes its whole computed blocks known.
+    fn publish(&mut self, pool: &mut BlockPool) {
+        while self.publishing && (self.published + 1) * BLOCK_TOKENS <= self.computed {
+            let at = self.published;
+            let published = pool.publish(self.node, &self.tokens[at * BLOCK_TOKENS..], self.blocks[at]);
+            let Some((node, block)) = published else {
+                self.publishing = false;
+                return;
+            };
+            self.blocks[at] = block;
+            self.node = Some(node);
+            self.published += 1;
+        }
     }
 
     /// Adds its next `chunk` tokens to a plan.
@@ -231,7 +311,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     fn scheduler(max_running: usize, prefill_chunk: usize, blocks: u32) -> Scheduler {
-        Scheduler::new(SchedulerConfig { max_running, prefill_chunk, blocks })
+        Scheduler::new(SchedulerConfig { max_running, prefill_chunk, blocks, prefix_blocks: usize::MAX })
     }
 
     #[test]
@@ -279,13 +359,50 @@ mod tests {
         assert_eq!(rows, [4, 5, 6, 7]);
     }
 
-    /// Random arrivals, lengths and cancellations in a cache too small for them: every sequence ends with the tokens it
-    /// would have had alone, in a bounded number of steps, and every block comes back.
+    /// What stands in a cache, as the tokens that it was computed from.
+    #[derive(Default)]
+    struct Memory(HashMap<u32, Vec<u32>>);
+
+    impl Memory {
+        /// Runs a step: each row must find the whole prefix of its own sequence in its slots, then leaves its own mark.
+        fn run(&mut self, plan: &StepPlan) {
+            let slots: HashSet<u32> = plan.slots.iter().copied().collect();
+            assert_eq!(slots.len(), plan.slots.len(), "a slot is written twice in a step");
+            for span in &plan.spans {
+                let slot =
+                    |at: usize| span.blocks[at / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32;
+                let mut prefix = match span.context {
+                    0 => Vec::new(),
+                    context => self.0[&slot(context - 1)].clone(),
+                };
+                assert_eq!(prefix.len(), span.context, "the context is not the sequence's own");
+                for at in 0..span.context {
+                    assert_eq!(self.0[&slot(at)], prefix[..=at], "a block holds other tokens than it should");
+                }
+                for (row, at) in span.rows.clone().zip(span.context..) {
+                    assert_eq!((plan.slots[row], plan.positions[row] as usize), (slot(at), at));
+                    prefix.push(plan.tokens[row]);
+                    self.0.insert(slot(at), prefix.clone());
+                }
+            }
+        }
+
+        /// The tokens that the row has read, its own included.
+        fn read(&self, plan: &StepPlan, row: usize) -> &[u32] {
+            &self.0[&plan.slots[row]]
+        }
+    }
+
+    /// Random arrivals (many of them forks of one another), lengths and cancellations in a cache too small for them: every
+    /// sequence ends with the tokens it would have had alone, in a bounded number of steps, and every block comes back.
     #[test]
     fn every_sequence_ends_and_every_block_comes_back() {
+        let mut cached = 0;
         for seed in 0..200 {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let mut s = scheduler(rng.random_range(1..6), rng.random_range(1..40), rng.random_range(6..20));
+            s.pool = BlockPool::new(s.config.blocks, [usize::MAX, 5, 0][rng.random_range(0..3)]);
+            let mut memory = Memory::default();
             let mut goal: HashMap<SequenceId, usize> = HashMap::new();
             let mut text: HashMap<SequenceId, Vec<u32>> = HashMap::new();
             let (mut next, mut steps) = (0_u64, 0);
@@ -293,7 +410,13 @@ mod tests {
                 steps += 1;
                 assert!(steps < 20_000, "seed {seed} does not end");
                 if next < 40 && rng.random_bool(0.3) {
-                    let prompt: Vec<u32> = (0..rng.random_range(1..60)).map(|i| i + 1000 * next as u32).collect();
+                    let mut prompt: Vec<u32> = match text.get(&rng.random_range(0..next.max(1))) {
+                        Some(other) if rng.random_bool(0.6) => {
+                            other[..rng.random_range(0..=other.len().min(60))].to_vec()
+                        }
+                        _ => Vec::new(),
+                    };
+                    prompt.extend((0..rng.random_range(1..40)).map(|i| i + 1000 * next as u32));
                     let longest = prompt.len() + rng.random_range(1..40);
                     if s.submit(next, prompt.clone(), longest, Wanted::Next).is_ok() {
                         goal.insert(next, longest);
@@ -308,11 +431,14 @@ mod tests {
                     goal.remove(&id);
                 }
                 let Some((plan, uses)) = s.plan() else { continue };
-                check(&plan, &text, seed);
-                for use_ in uses {
+                memory.run(&plan);
+                for (use_, output) in uses.iter().zip(&plan.outputs) {
                     let tokens = text.get_mut(&use_.sequence).unwrap();
-                    tokens.push(tokens.len() as u32 + 7);
-                    let token = *tokens.last().unwrap();
+                    assert_eq!(memory.read(&plan, output.row), tokens.as_slice(), "seed {seed}");
+                    cached += s.cached_tokens(use_.sequence);
+                    // The next token depends on all before it, as a model's does.
+                    let token = tokens.iter().fold(7_u32, |hash, token| hash.wrapping_mul(31).wrapping_add(*token));
+                    tokens.push(token);
                     if tokens.len() >= goal[&use_.sequence] {
                         s.remove(use_.sequence);
                         goal.remove(&use_.sequence);
@@ -322,25 +448,42 @@ mod tests {
                 }
             }
             assert_eq!(s.load(), (0, 0, 0, 0), "seed {seed} leaks");
-            assert_eq!(s.allocator.free(), s.allocator.total());
+            assert_eq!(s.pool.available(), s.pool.total());
+            // Blocks that only the tree owned can all be had.
+            let all: HashSet<u32> = std::iter::from_fn(|| s.pool.take()).collect();
+            assert_eq!(all.len(), s.pool.total(), "seed {seed}");
         }
+        assert!(cached > 10_000, "forks found their prefixes: {cached}");
     }
 
-    /// No slot is written twice in a step, no block belongs to two sequences, every token is the sequence's own.
-    fn check(plan: &StepPlan, text: &HashMap<SequenceId, Vec<u32>>, seed: u64) {
-        let slots: HashSet<u32> = plan.slots.iter().copied().collect();
-        assert_eq!(slots.len(), plan.slots.len(), "seed {seed}");
-        let blocks: Vec<u32> = plan.spans.iter().flat_map(|s| s.blocks.clone()).collect();
-        assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), blocks.len(), "seed {seed}");
-        for span in &plan.spans {
-            let rows: Vec<u32> = plan.tokens[span.rows.clone()].to_vec();
-            let at = span.context..span.context + rows.len();
-            assert!(text.values().any(|t| t.get(at.clone()) == Some(&rows)), "seed {seed}: tokens of no sequence");
-            for (row, position) in span.rows.clone().zip(at) {
-                let slot = span.blocks[position / BLOCK_TOKENS] as usize * BLOCK_TOKENS + position % BLOCK_TOKENS;
-                assert_eq!(plan.slots[row] as usize, slot);
-                assert_eq!(plan.positions[row] as usize, position);
-            }
-        }
+    #[test]
+    fn a_known_prefix_is_not_computed_again_but_something_always_is() {
+        let mut s = scheduler(2, 64, 8);
+        let tokens: Vec<u32> = (0..40).collect();
+        let run = |s: &mut Scheduler, id, tokens: &[u32], wanted| {
+            s.submit(id, tokens.to_vec(), tokens.len(), wanted).unwrap();
+            let read: usize = std::iter::from_fn(|| s.plan()).map(|(plan, _)| plan.tokens.len()).sum();
+            let cached = s.cached_tokens(id);
+            s.remove(id);
+            (read, cached)
+        };
+        assert_eq!(run(&mut s, 1, &tokens, Wanted::Next), (40, 0));
+        assert_eq!(run(&mut s, 2, &tokens, Wanted::Next), (8, 32), "two whole blocks of three");
+        assert_eq!(run(&mut s, 3, &tokens[..32], Wanted::Next), (16, 16), "the last token is always computed");
+        assert_eq!(run(&mut s, 4, &tokens, Wanted::RowsFrom(20)), (24, 16), "and so is every wanted row");
+        assert_eq!(run(&mut s, 5, &tokens, Wanted::RowsFrom(0)), (40, 0));
+        let mut fork = tokens.clone();
+        fork[17] = 99;
+        assert_eq!(run(&mut s, 6, &fork, Wanted::Next), (24, 16));
+    }
+
+    #[test]
+    fn a_failed_step_leaves_nothing_known() {
+        let mut s = scheduler(2, 64, 8);
+        s.submit(1, (0..40).collect(), 48, Wanted::Next).unwrap();
+        s.plan().unwrap();
+        s.discard_all();
+        s.submit(2, (0..40).collect(), 48, Wanted::Next).unwrap();
+        assert_eq!(s.plan().unwrap().0.tokens.len(), 40);
     }
 }

@@ -1,38 +1,128 @@
-//! Which key/value block is free.
+//! Which key/value block is whose.
 
-/// A stack of free blocks. Every block is either here or in exactly one sequence's table.
+use super::prefix::{NodeId, PrefixTree};
+use crate::backend::candle::plan::BLOCK_TOKENS;
+
+/// All blocks, with their owners counted.
+///
+/// A block is free, or owned by the sequences that have it in their tables and by the prefix tree if that knows it. Only
+/// whole blocks are known to the tree and so shared; nobody writes to a whole block, so sharing needs no copies. Blocks
+/// that only the tree owns are given up when a sequence needs one, the longest unused first.
 #[derive(Debug)]
-pub(in crate::backend::candle) struct BlockAllocator {
+pub(in crate::backend::candle) struct BlockPool {
     free: Vec<u32>,
-    total: usize,
+    /// Owners of each block.
+    owners: Vec<u32>,
+    tree: Option<PrefixTree>,
+    /// Most blocks that the tree may know.
+    tree_limit: usize,
+    /// Blocks that the tree knows.
+    known: usize,
+    /// Blocks that only the tree owns.
+    spare: usize,
 }
 
-impl BlockAllocator {
-    /// `total` blocks, all free.
-    pub(in crate::backend::candle) fn new(total: u32) -> Self {
+impl BlockPool {
+    /// `total` blocks, all free; a prefix tree over at most `prefix_blocks` of them (0: none).
+    pub(in crate::backend::candle) fn new(total: u32, prefix_blocks: usize) -> Self {
         Self {
             // Popped from the end: low blocks go first, so that a lightly used cache stays compact.
             free: (0..total).rev().collect(),
-            total: total as usize,
+            owners: vec![0; total as usize],
+            tree: (prefix_blocks > 0).then(PrefixTree::default),
+            tree_limit: prefix_blocks,
+            known: 0,
+            spare: 0,
         }
     }
 
-    /// A free block, or `None` when all are taken.
-    pub(in crate::backend::candle) fn take(&mut self) -> Option<u32> {
-        self.free.pop()
-    }
-
-    /// Gives blocks back.
-    pub(in crate::backend::candle) fn give_back(&mut self, blocks: impl IntoIterator<Item = u32>) {
-        self.free.extend(blocks);
-        debug_assert!(self.free.len() <= self.total, "a block was given back twice");
-    }
-
-    pub(in crate::backend::candle) fn free(&self) -> usize {
-        self.free.len()
-    }
-
     pub(in crate::backend::candle) fn total(&self) -> usize {
-        self.total
+        self.owners.len()
+    }
+
+    /// Blocks that a sequence could have: free ones, and those that only the tree owns.
+    pub(in crate::backend::candle) fn available(&self) -> usize {
+        self.free.len() + self.spare
+    }
+
+    /// A block for one sequence; `None` when sequences own them all.
+    pub(in crate::backend::candle) fn take(&mut self) -> Option<u32> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => self.evict()?,
+        };
+        self.owners[block as usize] = 1;
+        Some(block)
+    }
+
+    /// Takes the blocks of the longest known prefix of `tokens`: for each its node and the block.
+    pub(in crate::backend::candle) fn take_prefix(&mut self, tokens: &[u32]) -> Vec<(NodeId, u32)> {
+        let Some(tree) = &mut self.tree else { return Vec::new() };
+        let found = tree.find(tokens);
+        for &(_, block) in &found {
+            self.own(block);
+        }
+        found
+    }
+
+    /// Makes a whole, computed block of a sequence known behind `parent`. Gives its node and the block to use from now
+    /// on: where another sequence had computed the same tokens, that one, and the given one is given back.
+    pub(in crate::backend::candle) fn publish(
+        &mut self,
+        parent: Option<NodeId>,
+        tokens: &[u32],
+        block: u32,
+    ) -> Option<(NodeId, u32)> {
+        let key = *tokens.first_chunk::<BLOCK_TOKENS>()?;
+        if self.tree.is_some() && self.known >= self.tree_limit {
+            let evicted = self.evict();
+            self.free.extend(evicted);
+        }
+        if self.known >= self.tree_limit {
+            return None;
+        }
+        match self.tree.as_mut()?.add(parent, key, block) {
+            (node, None) => {
+                self.owners[block as usize] += 1;
+                self.known += 1;
+                Some((node, block))
+            }
+            (node, Some(known)) => {
+                self.own(known);
+                self.give_back([block]);
+                Some((node, known))
+            }
+        }
+    }
+
+    /// Gives up one ownership of each block.
+    pub(in crate::backend::candle) fn give_back(&mut self, blocks: impl IntoIterator<Item = u32>) {
+        for block in blocks {
+            let owners = &mut self.owners[block as usize];
+            *owners = owners.saturating_sub(1);
+            match *owners {
+                0 => self.free.push(block),
+                // Sequences share through the tree alone, so the owner that is left is the tree.
+                1 => self.spare += 1,
+                _ => {}
+            }
+        }
+    }
+
+    fn own(&mut self, block: u32) {
+        let owners = &mut self.owners[block as usize];
+        if *owners == 1 {
+            self.spare -= 1;
+        }
+        *owners += 1;
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        let owners = &self.owners;
+        let block = self.tree.as_mut()?.evict(|block| owners[block as usize] == 1)?;
+        self.owners[block as usize] = 0;
+        self.known -= 1;
+        self.spare -= 1;
+        Some(block)
     }
 }

@@ -67,6 +67,7 @@ impl Machine {
                 max_running: EngineOptions::default().max_running,
                 prefill_chunk,
                 blocks: blocks as u32,
+                prefix_blocks: usize::MAX,
             }),
         }
     }
@@ -239,7 +240,8 @@ fn a_tiny_cache_forces_recompute_and_changes_nothing() {
     let mut machine = Machine::open(&checkpoint, 16);
     // Room for the longest request alone (40 + 48 tokens) and a little more.
     let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
-    machine.scheduler = Scheduler::new(SchedulerConfig { max_running: 16, prefill_chunk: 16, blocks });
+    machine.scheduler =
+        Scheduler::new(SchedulerConfig { max_running: 16, prefill_chunk: 16, blocks, prefix_blocks: usize::MAX });
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
         machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
     }

@@ -93,7 +93,8 @@ fn stored_format(dtype: GgmlDType) -> Option<Format> {
 /// Blocks of any format as f32, by the tensor library.
 fn widened(name: &str, bytes: &[u8], dtype: GgmlDType, shape: &[usize]) -> Result<SharedBytes, LoadError> {
     // The library reads blocks in place and wants them aligned: a fresh vector is.
-    let values = qtensor_from_ggml(dtype, &bytes.to_vec(), shape.to_vec(), &Device::Cpu)
+    let aligned = bytes.to_vec();
+    let values = qtensor_from_ggml(dtype, &aligned, shape.to_vec(), &Device::Cpu)
         .and_then(|blocks| blocks.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>())
         .map_err(|source| LoadError::Tensor { name: name.into(), source })?;
     Ok(SharedBytes::owned(values.into_iter().flat_map(f32::to_le_bytes).collect()))

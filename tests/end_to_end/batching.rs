@@ -1,0 +1,152 @@
+//! Many requests at once: each must get what it gets alone, to the bit.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use engy_miner::backend::candle::{CandleBackend, EngineOptions};
+use engy_miner::backend::{Backend, FinRows, GenerationEvent, GenerationRequest, SamplingParams};
+use engy_miner::checkpoint::Checkpoint;
+use engy_miner::proof::{Policy, ProofParams, build_proofs, verify_proofs};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::site::fixture;
+
+const MODELS: [&str; 3] = ["tiny-llama", "tiny-qwen3", "tiny-qwen3_moe"];
+const PARAMS: ProofParams = ProofParams { topk: 16, batch: 32 };
+
+fn open(model: &str, options: &EngineOptions) -> Arc<CandleBackend> {
+    let checkpoint = Checkpoint::open(&fixture("models").join(model)).unwrap();
+    Arc::new(CandleBackend::open(&checkpoint, options, &|_, _| {}).unwrap())
+}
+
+/// One request after the other, nothing kept.
+fn alone() -> EngineOptions {
+    EngineOptions { max_running: 1, max_total_tokens: Some(1024), prefix_tokens: Some(0), ..EngineOptions::default() }
+}
+
+/// Ids, rows and cached tokens of a generation; stops reading after `read` tokens.
+async fn generate(backend: &dyn Backend, request: GenerationRequest, read: usize) -> (Vec<u32>, FinRows, usize) {
+    let mut generation = backend.generate(request);
+    let (mut all_ids, mut cached) = (Vec::new(), 0);
+    let mut rows = FinRows::new(backend.info().hidden, vec![]).unwrap();
+    while all_ids.len() < read {
+        match generation.next().await.unwrap().unwrap() {
+            GenerationEvent::Started { cached_tokens } => cached = cached_tokens,
+            GenerationEvent::Tokens { ids, fin } => {
+                all_ids.extend(ids);
+                assert!(rows.append(&fin));
+            }
+            GenerationEvent::Finished { .. } => break,
+        }
+    }
+    (all_ids, rows, cached)
+}
+
+/// Forty requests of mixed lengths, some forks of others, some sampled, some that hang up half-way.
+fn requests(seed: u64) -> Vec<(GenerationRequest, usize)> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut prompts: Vec<Vec<u32>> = Vec::new();
+    (0..40)
+        .map(|n| {
+            let mut prompt = match prompts.get(rng.random_range(0..prompts.len().max(1))) {
+                Some(other) if rng.random_bool(0.5) => other[..rng.random_range(1..=other.len())].to_vec(),
+                _ => Vec::new(),
+            };
+            prompt.extend((0..rng.random_range(1..60)).map(|_| rng.random_range(0..380_u32)));
+            prompt.truncate(120);
+            prompts.push(prompt.clone());
+            let max_tokens = rng.random_range(1..70);
+            let sampled = SamplingParams { temperature: 0.8, top_p: 0.95, seed: Some(n), ..SamplingParams::default() };
+            let sampling = if rng.random_bool(0.3) { sampled } else { SamplingParams::default() };
+            let read = if rng.random_bool(0.15) { rng.random_range(1..=max_tokens) } else { usize::MAX };
+            (GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling }, read)
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() {
+    for (model, seed) in MODELS.iter().zip(1..) {
+        let alone = open(model, &alone());
+        // Room for two of the longest: most steps preempt somebody or evict a prefix.
+        let crowded = EngineOptions {
+            max_running: 12,
+            prefill_chunk: 23,
+            max_total_tokens: Some(400),
+            ..EngineOptions::default()
+        };
+        let crowd = open(model, &crowded);
+        let requests = requests(seed);
+        let together = futures::future::join_all(requests.iter().map(|(request, read)| {
+            let crowd = Arc::clone(&crowd);
+            async move { generate(crowd.as_ref(), request.clone(), *read).await }
+        }))
+        .await;
+        let mut found = 0;
+        for ((request, _), (ids, rows, cached)) in requests.iter().zip(&together) {
+            let (want, want_rows, _) = generate(alone.as_ref(), request.clone(), usize::MAX).await;
+            assert_eq!(ids[..], want[..ids.len()], "{model}: ids of {request:?}");
+            let same = rows.iter().zip(&want_rows).all(|(got, want)| got == want);
+            assert!(same, "{model}: rows of {request:?}");
+            found += cached;
+            let flat = rows.iter().flatten().copied().collect::<Vec<_>>();
+            let proofs = build_proofs(&flat, rows.hidden(), PARAMS, None).unwrap();
+            let mut sequence = request.prompt.clone();
+            sequence.extend(&ids[..ids.len() - 1]);
+            let again = crowd.hidden_states(sequence, request.prompt.len() - 1).await.unwrap();
+            let again = again.iter().flatten().copied().collect::<Vec<_>>();
+            let verification = verify_proofs(proofs, &again, rows.hidden(), PARAMS, None).unwrap();
+            assert!(verification.batches.iter().all(|batch| batch.exp_mismatches == 0), "{model}: {verification:?}");
+            assert!(Policy::default().judge(&verification).is_pass());
+        }
+        assert!(found > 0, "{model}: forks found nothing in the cache");
+        // Counters are published after the step that answered.
+        while crowd.load().running + crowd.load().waiting > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(crowd.load().kv_used, 0, "{model}: blocks are lost");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_reads_only_what_is_new_and_says_how_much_was_known() {
+    for model in MODELS {
+        let cached = open(model, &EngineOptions { max_total_tokens: Some(2048), ..EngineOptions::default() });
+        let plain = open(model, &alone());
+        let mut conversations = vec![vec![5_u32; 40]];
+        let mut known: HashMap<Vec<u32>, ()> = HashMap::new();
+        for turn in 0..4_u32 {
+            let mut next = Vec::new();
+            for conversation in &conversations {
+                let request = GenerationRequest {
+                    prompt: conversation.clone(),
+                    max_tokens: 20,
+                    stop_ids: vec![],
+                    sampling: SamplingParams::default(),
+                };
+                let (ids, rows, hit) = generate(cached.as_ref(), request.clone(), usize::MAX).await;
+                let (want, want_rows, none) = generate(plain.as_ref(), request.clone(), usize::MAX).await;
+                assert_eq!((&ids, &rows, none), (&want, &want_rows, 0), "{model}");
+                // Every whole block that some former turn has computed, short of the last token.
+                let blocks = (0..conversation.len())
+                    .step_by(16)
+                    .take_while(|at| known.contains_key(&conversation[..at + 16.min(conversation.len() - at)]));
+                let expected = (blocks.count() * 16).min((conversation.len() - 1) / 16 * 16);
+                assert_eq!(hit, expected, "{model}, turn {turn}");
+                let mut whole = conversation.clone();
+                whole.extend(&ids);
+                // The last token is chosen and never read.
+                for end in (16..whole.len()).step_by(16) {
+                    known.insert(whole[..end].to_vec(), ());
+                }
+                for fork in 0..2 {
+                    let mut prompt = whole.clone();
+                    prompt.extend([turn * 2 + fork + 100; 9]);
+                    next.push(prompt);
+                }
+            }
+            conversations = next;
+        }
+    }
+}
