@@ -35,6 +35,60 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show the whole way on this machine: gateway, miner, a question, its proof, the recompute.
     Demo(DemoArgs),
+    /// Measure this machine.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The engine: prompt and answer tokens a second, with and without proofs, by batch.
+    ///
+    /// Prompts are random and all different. A figure is the median of --repeats runs; runs with and without proofs take
+    /// turns, so that a noisy machine disturbs both alike.
+    Engine(BenchEngineArgs),
+}
+
+/// `engy-miner bench engine`
+#[derive(Debug, Args)]
+pub struct BenchEngineArgs {
+    /// A model folder (Hugging Face) or a .gguf file.
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// How it runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_most::<usize>(1 << 20))]
+    pub prompt_tokens: usize,
+    /// Tokens of each answer; at least 2, since the first one belongs to the prompt's time.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_most::<usize>(1 << 20))]
+    pub new_tokens: usize,
+    /// Requests at once; several values are measured one after the other.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = at_most::<usize>(1024))]
+    pub batch: Vec<usize>,
+    /// Whether rows are folded into proofs.
+    #[arg(long, value_name = "on,off", value_delimiter = ',', default_value = "on,off")]
+    pub proofs: Vec<Switch>,
+    /// Threads that compute [default: one a core].
+    #[arg(long, value_name = "N", value_parser = at_most::<usize>(1024))]
+    pub threads: Option<usize>,
+    /// Runs of each kind.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_most::<usize>(1000))]
+    pub repeats: usize,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// Which model, and how it is served.

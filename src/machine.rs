@@ -23,12 +23,20 @@ pub fn memory() -> Option<Memory> {
     parse(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
+/// The most memory that this process ever held, bytes; `None` where the system does not tell.
+#[must_use]
+pub fn peak_memory() -> Option<u64> {
+    field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
 fn parse(meminfo: &str) -> Option<Memory> {
-    let bytes = |key: &str| -> Option<u64> {
-        let value = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-        value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-    };
-    Some(Memory { total: bytes("MemTotal")?, available: bytes("MemAvailable")? })
+    Some(Memory { total: field(meminfo, "MemTotal")?, available: field(meminfo, "MemAvailable")? })
+}
+
+/// A line such as `MemTotal:  1024 kB`, in bytes.
+fn field(text: &str, key: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

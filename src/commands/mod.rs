@@ -1,5 +1,6 @@
 //! The subcommands: one file each, wiring rooms together and talking to a person.
 
+mod bench;
 mod demo;
 mod gateway;
 mod load;
@@ -8,7 +9,7 @@ mod verify;
 
 use std::process::ExitCode;
 
-use crate::cli::Command;
+use crate::cli::{BenchCommand, Command};
 
 /// Runs a command to its end.
 ///
@@ -21,6 +22,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Gateway(args) => gateway::run(args).await,
         Command::Verify(args) => verify::run(args).await,
         Command::Demo(args) => demo::run(args).await,
+        Command::Bench(BenchCommand::Engine(args)) => bench::engine(args).await,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The miner's side of the protocol: legs to a gateway, and the requests that come over them.
 //!
-//! In: a [`Service`] that answers requests, and a gateway's address. Out: frames. A [`Worker`] dials one leg to each
-//! gateway worker ([`meta`] says how many); a leg dials, says hello and lives as a [`connection`]; each serve frame becomes
+//! In: a [`Service`](crate::job::Service) that answers requests, and a gateway's address. Out: frames. A [`Worker`] dials one leg to each
+//! gateway worker (`meta` asks how many); a leg dials, says hello and lives as a `connection`; each serve frame becomes
 //! a job of its own. What must never happen: one bad frame takes a leg, one bad leg takes the worker, or anything is sent
 //! for a request after its cancel.
 

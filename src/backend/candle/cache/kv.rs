@@ -41,16 +41,24 @@ pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device
 }
 
 impl LayerCache {
-    /// Writes rows `[rows, kv_heads, head_dim]` of keys and values to their slots.
-    pub(in crate::backend::candle) fn write(&self, slots: &[u32], keys: &Tensor, values: &Tensor) -> Result<()> {
-        let op = WriteRows { slots };
-        self.keys.inplace_op2(&keys.contiguous()?, &op)?;
-        self.values.inplace_op2(&values.contiguous()?, &op)
+    /// Writes the keys and values of `[rows, queries | keys | values]` to their slots.
+    pub(in crate::backend::candle) fn write(
+        &self,
+        slots: &[u32],
+        inputs: &Tensor,
+        heads: usize,
+        kv_heads: usize,
+    ) -> Result<()> {
+        let inputs = inputs.contiguous()?;
+        self.keys.inplace_op2(&inputs, &WriteRows { slots, first_head: heads })?;
+        self.values.inplace_op2(&inputs, &WriteRows { slots, first_head: heads + kv_heads })
     }
 }
 
 struct WriteRows<'a> {
     slots: &'a [u32],
+    /// The head of a row at which what is written begins.
+    first_head: usize,
 }
 
 impl InplaceOp2 for WriteRows<'_> {
@@ -60,15 +68,20 @@ impl InplaceOp2 for WriteRows<'_> {
 
     fn cpu_fwd(&self, cache: &mut CpuStorage, to: &Layout, rows: &CpuStorage, from: &Layout) -> Result<()> {
         let (_, heads, _, dim) = to.shape().dims4()?;
+        let (count, width) = from.shape().dims2()?;
         let (CpuStorage::F32(cache), CpuStorage::F32(rows)) = (cache, rows) else {
             bail!("the key/value cache holds f32 on CPU")
         };
         let Some((start, end)) = from.contiguous_offsets() else {
             bail!("rows for the key/value cache must be contiguous")
         };
-        for (row, &slot) in rows[start..end].chunks_exact(heads * dim).zip(self.slots) {
+        let first = self.first_head * dim;
+        if count != self.slots.len() || first + heads * dim > width {
+            bail!("{count} rows of {width} values do not fit {} slots of {heads} heads", self.slots.len());
+        }
+        for (row, &slot) in rows[start..end].chunks_exact(width).zip(self.slots) {
             let (block, offset) = (slot as usize / BLOCK_TOKENS, slot as usize % BLOCK_TOKENS);
-            for (head, values) in row.chunks_exact(dim).enumerate() {
+            for (head, values) in row[first..first + heads * dim].chunks_exact(dim).enumerate() {
                 let at = ((block * heads + head) * BLOCK_TOKENS + offset) * dim;
                 cache[at..at + dim].copy_from_slice(values);
             }

@@ -1,10 +1,10 @@
 //! Dot products of a few weight rows with activation rows: the inner loop of every product.
 
+use std::marker::PhantomData;
+
 use super::format::{BLOCK, Bf16, Decode, F16, F32, Format, Q4_0, Q4_1, Q8_0};
-#[cfg(target_arch = "x86_64")]
-use super::lanes::{Avx2, Avx512};
-use super::lanes::{LANES, Lanes, Portable};
-use super::simd::Level;
+use super::lanes::{LANES, Lanes};
+use super::simd::{self, Kernel, Level};
 
 /// Weight rows of a tile: with [`TILE`] activation rows they make sixteen accumulators, enough to hide the latency of a
 /// fused multiply-add and few enough for the registers.
@@ -31,12 +31,22 @@ pub(super) fn dispatch(
 ) {
     let task = Task { weights, x, columns, rows, scratch, store };
     match weights.format {
-        Format::F32 => task.run::<F32>(level),
-        Format::F16 => task.run::<F16>(level),
-        Format::Bf16 => task.run::<Bf16>(level),
-        Format::Q4_0 => task.run::<Q4_0>(level),
-        Format::Q4_1 => task.run::<Q4_1>(level),
-        Format::Q8_0 => task.run::<Q8_0>(level),
+        Format::F32 => simd::run_at(level, Of::<F32, _>(task, PhantomData)),
+        Format::F16 => simd::run_at(level, Of::<F16, _>(task, PhantomData)),
+        Format::Bf16 => simd::run_at(level, Of::<Bf16, _>(task, PhantomData)),
+        Format::Q4_0 => simd::run_at(level, Of::<Q4_0, _>(task, PhantomData)),
+        Format::Q4_1 => simd::run_at(level, Of::<Q4_1, _>(task, PhantomData)),
+        Format::Q8_0 => simd::run_at(level, Of::<Q8_0, _>(task, PhantomData)),
+    }
+}
+
+/// A task on weights of a format.
+struct Of<D, T>(T, PhantomData<D>);
+
+impl<D: Decode, S: FnMut(usize, usize, f32)> Kernel for Of<D, Task<'_, S>> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        self.0.body::<D, L>();
     }
 }
 
@@ -50,31 +60,6 @@ struct Task<'a, S> {
 }
 
 impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
-    fn run<D: Decode>(self, level: Level) {
-        match level {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this processor, and has the features that the function enables. The test
-            // `every_level_agrees` runs each level that the machine has.
-            Level::Avx512 => unsafe { self.run_avx512::<D>() },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Level::Avx2 => unsafe { self.run_avx2::<D>() },
-            Level::Baseline => self.body::<D, Portable>(),
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    fn run_avx512<D: Decode>(self) {
-        self.body::<D, Avx512>();
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn run_avx2<D: Decode>(self) {
-        self.body::<D, Avx2>();
-    }
-
     #[inline(always)]
     fn body<D: Decode, L: Lanes>(mut self) {
         if self.rows <= TILE {

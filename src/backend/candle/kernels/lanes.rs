@@ -19,6 +19,17 @@ pub(super) trait Lanes: Copy {
     fn to_f32(self, bytes: &mut [u8; 4 * LANES]);
     /// `self * b + c`: one rounding where the processor has the instruction, two where it has not.
     fn multiply_add(self, b: Self, c: Self) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn multiply(self, other: Self) -> Self;
+    fn divide(self, other: Self) -> Self;
+    /// The larger of each two.
+    fn max(self, other: Self) -> Self;
+    /// The smaller of each two.
+    fn min(self, other: Self) -> Self;
+    /// To the nearest whole number, halves to even ones.
+    fn round(self) -> Self;
+    /// `self * 2^n` for whole `n` from -126 to 127.
+    fn times_power_of_two(self, n: Self) -> Self;
     /// Signed bytes.
     fn from_signed_bytes(bytes: &[u8; LANES]) -> Self;
     /// The low four bits of each byte, and the high four.
@@ -31,6 +42,25 @@ pub(super) trait Lanes: Copy {
     fn from_f16(bytes: &[u8; 2 * LANES]) -> Self;
     /// The sum of all lanes, added in halves: lane `l` and `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self) -> f32;
+}
+
+/// `e^x` of each lane, to about one unit in the last place, for `x` up to 88; below -87 it is about 1e-38.
+///
+/// Range reduction by powers of two and the polynomial of the Cephes library's `expf`.
+#[inline(always)]
+pub(super) fn exp<L: Lanes>(x: L) -> L {
+    const COEFFICIENTS: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+    let x = x.max(L::splat(-87.0)).min(L::splat(88.0));
+    let n = x.multiply(L::splat(std::f32::consts::LOG2_E)).round();
+    // ln 2 in two parts, the first with few enough bits for an exact product.
+    let r = n.multiply_add(L::splat(-0.693_359_4), x);
+    let r = n.multiply_add(L::splat(2.121_944_4e-4), r);
+    let mut p = L::splat(COEFFICIENTS[0]);
+    for coefficient in &COEFFICIENTS[1..] {
+        p = p.multiply_add(r, L::splat(*coefficient));
+    }
+    let y = p.multiply_add(r.multiply(r), r.add(L::splat(1.0)));
+    y.times_power_of_two(n)
 }
 
 /// What every processor has: an array.
@@ -63,6 +93,36 @@ impl Lanes for Portable {
     fn multiply_add(self, b: Self, c: Self) -> Self {
         // Without the instruction a fused product is a library call.
         Self(std::array::from_fn(|lane| self.0[lane] * b.0[lane] + c.0[lane]))
+    }
+
+    fn add(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane] + other.0[lane]))
+    }
+
+    fn multiply(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane] * other.0[lane]))
+    }
+
+    fn divide(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane] / other.0[lane]))
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane].max(other.0[lane])))
+    }
+
+    fn min(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane].min(other.0[lane])))
+    }
+
+    fn round(self) -> Self {
+        Self(self.0.map(f32::round_ties_even))
+    }
+
+    fn times_power_of_two(self, n: Self) -> Self {
+        Self(std::array::from_fn(|lane| {
+            self.0[lane] * f32::from_bits(((n.0[lane] as i32 + 127) << 23).cast_unsigned())
+        }))
     }
 
     fn from_signed_bytes(bytes: &[u8; LANES]) -> Self {
@@ -154,6 +214,41 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        fn multiply(self, other: Self) -> Self {
+            unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        fn divide(self, other: Self) -> Self {
+            unsafe { Self(_mm512_div_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            unsafe { Self(_mm512_max_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            unsafe { Self(_mm512_min_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        fn round(self) -> Self {
+            unsafe { Self(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)) }
+        }
+
+        #[inline(always)]
+        fn times_power_of_two(self, n: Self) -> Self {
+            unsafe { Self(_mm512_scalef_ps(self.0, n.0)) }
+        }
+
+        #[inline(always)]
         fn from_signed_bytes(bytes: &[u8; LANES]) -> Self {
             unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())))) }
         }
@@ -233,6 +328,42 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
+        }
+
+        #[inline(always)]
+        fn multiply(self, other: Self) -> Self {
+            unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
+        }
+
+        #[inline(always)]
+        fn divide(self, other: Self) -> Self {
+            unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
+        }
+
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
+        }
+
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
+        }
+
+        #[inline(always)]
+        fn round(self) -> Self {
+            const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+            unsafe { Self(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
+        }
+
+        #[inline(always)]
+        fn times_power_of_two(self, n: Self) -> Self {
+            unsafe { Self(scaled_eight(self.0, n.0), scaled_eight(self.1, n.1)) }
+        }
+
+        #[inline(always)]
         fn from_signed_bytes(bytes: &[u8; LANES]) -> Self {
             unsafe {
                 let all = _mm_loadu_si128(bytes.as_ptr().cast());
@@ -284,11 +415,51 @@ mod x86 {
     }
 
     #[inline(always)]
+    unsafe fn scaled_eight(values: __m256, n: __m256) -> __m256 {
+        unsafe {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_mul_ps(values, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn sum_of_eight(eight: __m256) -> f32 {
         unsafe {
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::candle::kernels::simd::{self, Kernel};
+
+    struct Exp<'a>(&'a mut [[f32; LANES]]);
+
+    impl Kernel for Exp<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            for lanes in self.0 {
+                exp(L::load(lanes)).store(lanes);
+            }
+        }
+    }
+
+    #[test]
+    fn exp_is_right_to_two_units_in_the_last_place() {
+        let inputs: Vec<[f32; LANES]> =
+            (-8700..8800).map(|n| std::array::from_fn(|lane| n as f32 / 100.0 + lane as f32 / 1700.0)).collect();
+        for level in simd::levels() {
+            let mut outputs = inputs.clone();
+            simd::run_at(level, Exp(&mut outputs));
+            for (x, y) in inputs.iter().flatten().zip(outputs.iter().flatten()) {
+                let want = f64::from(*x).exp();
+                let error = (f64::from(*y) - want).abs() / want;
+                assert!(error < 2.0 * f64::from(f32::EPSILON), "{level:?}: exp({x}) = {y}, want {want}");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Kernels that the tensor library does not have, or not as they are needed here.
 
 mod dot;
+mod elementwise;
 mod format;
 mod lanes;
 mod matmul;
@@ -8,6 +9,7 @@ mod matrix;
 mod paged_attention;
 mod simd;
 
+pub(super) use elementwise::{HeadNorms, HeadPreparation, Turns, add_rms_norm, prepare_heads, rms_norm, swiglu};
 pub(super) use format::Format;
 pub(super) use matmul::matmul;
 pub(super) use matrix::{Matrix, RowOrder};

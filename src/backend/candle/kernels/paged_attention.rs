@@ -10,6 +10,9 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
+use super::elementwise;
+use super::lanes::{LANES, Lanes, exp};
+use super::simd::{self, Kernel};
 use crate::backend::candle::cache::kv::LayerCache;
 use crate::backend::candle::plan::{BLOCK_TOKENS, Span, StepPlan};
 
@@ -34,19 +37,23 @@ impl AttentionMap {
     }
 }
 
-/// Queries `[rows, heads, head_dim]` to attended values `[rows, heads * head_dim]`.
+/// The queries at the head of each row of `inputs` (`[rows, queries | ...]`, `(heads, head_dim)` of them) to attended values
+/// `[rows, heads * head_dim]`.
 pub(in crate::backend::candle) fn paged_attention(
-    queries: &Tensor,
+    inputs: &Tensor,
     cache: &LayerCache,
     map: &Arc<AttentionMap>,
+    (heads, dim): (usize, usize),
     scale: f32,
 ) -> Result<Tensor> {
-    let op = PagedAttention { map: Arc::clone(map), scale };
-    queries.contiguous()?.apply_op3_no_bwd(&cache.keys, &cache.values, &op)
+    let op = PagedAttention { map: Arc::clone(map), heads, dim, scale };
+    inputs.contiguous()?.apply_op3_no_bwd(&cache.keys, &cache.values, &op)
 }
 
 struct PagedAttention {
     map: Arc<AttentionMap>,
+    heads: usize,
+    dim: usize,
     scale: f32,
 }
 
@@ -57,106 +64,169 @@ impl CustomOp3 for PagedAttention {
 
     fn cpu_fwd(
         &self,
-        queries: &CpuStorage,
-        queries_at: &Layout,
+        inputs: &CpuStorage,
+        inputs_at: &Layout,
         keys: &CpuStorage,
         keys_at: &Layout,
         values: &CpuStorage,
-        _values_at: &Layout,
+        values_at: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (rows, heads, dim) = queries_at.shape().dims3()?;
-        let (_, kv_heads, _, _) = keys_at.shape().dims4()?;
-        let (CpuStorage::F32(queries), CpuStorage::F32(keys), CpuStorage::F32(values)) = (queries, keys, values) else {
-            bail!("attention computes in f32 on CPU")
-        };
-        let Some((start, end)) = queries_at.contiguous_offsets() else { bail!("queries must be contiguous") };
-        if rows != self.map.span_of.len() || !heads.is_multiple_of(kv_heads) {
-            bail!("attention over {rows} rows and {heads} heads does not fit its plan")
+        let (rows, width) = inputs_at.shape().dims2()?;
+        let (_, kv_heads, _, dim) = keys_at.shape().dims4()?;
+        let (keys, values) = (elementwise::values(keys, keys_at)?, elementwise::values(values, values_at)?);
+        let inputs = elementwise::values(inputs, inputs_at)?;
+        let heads = self.heads;
+        if rows != self.map.span_of.len() || !heads.is_multiple_of(kv_heads) || dim != self.dim || heads * dim > width {
+            bail!("attention over {rows} rows of {width} values and {heads} heads does not fit its plan");
         }
         let group = heads / kv_heads;
         let mut out = vec![0_f32; rows * heads * dim];
-        out.par_chunks_mut(group * dim).zip(queries[start..end].par_chunks(group * dim)).enumerate().for_each_init(
-            Vec::new,
-            |scores, (at, (out, queries))| {
-                let (row, kv_head) = (at / kv_heads, at % kv_heads);
-                let (blocks, context) = self.map.context(row);
-                let part = |block: u32| (block as usize * kv_heads + kv_head) * BLOCK_TOKENS * dim;
-                let group = HeadGroup { dim, context, blocks };
-                group.scores(queries, keys, part, self.scale, scores);
-                for scores in scores.chunks_exact_mut(context) {
-                    softmax(scores);
-                }
-                group.mix(scores, values, part, out);
-            },
-        );
+        let level = simd::level();
+        let one = |scores: &mut Vec<f32>, at: usize, out: &mut [f32]| {
+            let (row, kv_head) = (at / kv_heads, at % kv_heads);
+            let first = row * width + kv_head * group * dim;
+            let (blocks, context) = self.map.context(row);
+            simd::run_at(
+                level,
+                HeadGroup {
+                    queries: &inputs[first..first + group * dim],
+                    keys,
+                    values,
+                    dim,
+                    // A head's part of a block is contiguous.
+                    block_stride: kv_heads * BLOCK_TOKENS * dim,
+                    head_offset: kv_head * BLOCK_TOKENS * dim,
+                    blocks,
+                    context,
+                    scale: self.scale,
+                    scores,
+                    out,
+                },
+            );
+        };
+        let work: usize = (0..rows).map(|row| self.map.context(row).1).sum::<usize>() * heads * dim;
+        if work < SMALLEST_SHARE {
+            let mut scores = Vec::new();
+            for (at, out) in out.chunks_exact_mut(group * dim).enumerate() {
+                one(&mut scores, at, out);
+            }
+        } else {
+            let parts = out.par_chunks_exact_mut(group * dim).enumerate();
+            parts.for_each_init(Vec::new, |scores, (at, out)| one(scores, at, out));
+        }
         Ok((CpuStorage::F32(out), Shape::from((rows, heads * dim))))
     }
 }
 
+/// Multiplications below which a single thread is faster than waking others.
+const SMALLEST_SHARE: usize = 1 << 15;
+
 /// The query heads of one row that share a key head.
 struct HeadGroup<'a> {
+    /// `[heads of the group, dim]`.
+    queries: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [f32],
     dim: usize,
-    context: usize,
+    block_stride: usize,
+    head_offset: usize,
     blocks: &'a [u32],
+    context: usize,
+    scale: f32,
+    scores: &'a mut Vec<f32>,
+    /// `[heads of the group, dim]`, zeros.
+    out: &'a mut [f32],
 }
 
-impl HeadGroup<'_> {
-    /// The sequence's vectors in one head of a paged tensor, in order.
-    fn vectors<'t>(&self, paged: &'t [f32], part: impl Fn(u32) -> usize) -> impl Iterator<Item = &'t [f32]> {
-        let (dim, context) = (self.dim, self.context);
-        self.blocks
-            .iter()
-            .flat_map(move |&block| paged[part(block)..part(block) + BLOCK_TOKENS * dim].chunks_exact(dim))
-            .take(context)
-    }
-
-    /// Fills `scores` with `[heads of the group, context]`.
-    fn scores(&self, queries: &[f32], keys: &[f32], part: impl Fn(u32) -> usize, scale: f32, scores: &mut Vec<f32>) {
+impl Kernel for HeadGroup<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { queries, keys, values, dim, context, scale, scores, out, .. } = self;
+        let heads = queries.len() / dim;
+        // Padded to whole vectors, so that the softmax has no end to treat apart.
+        let padded = context.next_multiple_of(LANES);
         scores.clear();
-        scores.resize(queries.len() / self.dim * self.context, 0.0);
-        for (at, key) in self.vectors(keys, part).enumerate() {
-            for (head, query) in queries.chunks_exact(self.dim).enumerate() {
-                scores[head * self.context + at] = dot(query, key) * scale;
+        scores.resize(heads * padded, f32::NEG_INFINITY);
+        for (at, &block) in self.blocks.iter().enumerate() {
+            let first = at * BLOCK_TOKENS;
+            if first >= context {
+                break;
+            }
+            let count = BLOCK_TOKENS.min(context - first);
+            let start = block as usize * self.block_stride + self.head_offset;
+            let block = &keys[start..start + count * dim];
+            for (token, key) in block.chunks_exact(dim).enumerate() {
+                for (head, query) in queries.chunks_exact(dim).enumerate() {
+                    scores[head * padded + first + token] = dot::<L>(query, key) * scale;
+                }
             }
         }
-    }
-
-    /// Adds the values, weighted by `scores`, to `out` (`[heads of the group, dim]`, zeros).
-    fn mix(&self, scores: &[f32], values: &[f32], part: impl Fn(u32) -> usize, out: &mut [f32]) {
-        for (at, value) in self.vectors(values, part).enumerate() {
-            for (head, out) in out.chunks_exact_mut(self.dim).enumerate() {
-                let weight = scores[head * self.context + at];
-                for (sum, x) in out.iter_mut().zip(value) {
-                    *sum += weight * x;
+        for scores in scores.chunks_exact_mut(padded) {
+            softmax::<L>(scores);
+        }
+        for (at, &block) in self.blocks.iter().enumerate() {
+            let first = at * BLOCK_TOKENS;
+            if first >= context {
+                break;
+            }
+            let count = BLOCK_TOKENS.min(context - first);
+            let start = block as usize * self.block_stride + self.head_offset;
+            let block = &values[start..start + count * dim];
+            for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+                let weights = &scores[head * padded + first..head * padded + first + count];
+                for (weight, value) in weights.iter().zip(block.chunks_exact(dim)) {
+                    add_scaled::<L>(out, *weight, value);
                 }
             }
         }
     }
 }
 
-/// Dot product in sixteen fixed lanes: wide enough for any vector unit, and the same order for every caller.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    let mut sums = [0_f32; LANES];
-    let (a_lanes, b_lanes) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let tail: f32 = a_lanes.remainder().iter().zip(b_lanes.remainder()).map(|(x, y)| x * y).sum();
-    for (a, b) in a_lanes.zip(b_lanes) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
+/// `out += weight * value`.
+#[inline(always)]
+fn add_scaled<L: Lanes>(out: &mut [f32], weight: f32, value: &[f32]) {
+    let (outs, end_outs) = out.as_chunks_mut::<LANES>();
+    let (values, end_values) = value.as_chunks::<LANES>();
+    for (out, value) in outs.iter_mut().zip(values) {
+        L::load(value).multiply_add(L::splat(weight), L::load(out)).store(out);
     }
-    sums.iter().sum::<f32>() + tail
+    for (out, value) in end_outs.iter_mut().zip(end_values) {
+        *out += weight * value;
+    }
 }
 
-fn softmax(scores: &mut [f32]) {
-    let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for score in scores.iter_mut() {
-        *score = (*score - highest).exp();
-        sum += *score;
+#[inline(always)]
+fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    let (a_lanes, a_end) = a.as_chunks::<LANES>();
+    let (b_lanes, b_end) = b.as_chunks::<LANES>();
+    let mut sums = L::zero();
+    for (a, b) in a_lanes.iter().zip(b_lanes) {
+        sums = L::load(a).multiply_add(L::load(b), sums);
     }
-    for score in scores {
-        *score /= sum;
+    let mut sum = sums.sum();
+    for (a, b) in a_end.iter().zip(b_end) {
+        sum += a * b;
+    }
+    sum
+}
+
+/// Over whole vectors; the padding is minus infinity and comes out as next to nothing, at places that nobody reads.
+#[inline(always)]
+fn softmax<L: Lanes>(scores: &mut [f32]) {
+    let mut highest = f32::NEG_INFINITY;
+    for score in scores.iter() {
+        highest = highest.max(*score);
+    }
+    let lanes = scores.as_chunks_mut::<LANES>().0;
+    let mut sums = L::zero();
+    for scores in lanes.iter_mut() {
+        let powers = exp(L::load(scores).add(L::splat(-highest)));
+        powers.store(scores);
+        sums = sums.add(powers);
+    }
+    let share = L::splat(1.0 / sums.sum());
+    for scores in lanes {
+        L::load(scores).multiply(share).store(scores);
     }
 }
 
@@ -194,12 +264,17 @@ mod tests {
         let cache = allocate(shape, 8, &Device::Cpu).unwrap().remove(0);
         let blocks = [5_u32, 0, 7];
         let slots: Vec<u32> = (0..context).map(|t| blocks[t / BLOCK_TOKENS] * 16 + (t % BLOCK_TOKENS) as u32).collect();
-        cache.write(&slots, &k, &v).unwrap();
+        let flat = |x: &Tensor, heads: usize| x.reshape((x.dim(0).unwrap(), heads * dim)).unwrap();
+        // Rows as the projection gives them: queries (unused here), keys, values.
+        let unused = normal((context, heads, dim));
+        let rows_in = Tensor::cat(&[&flat(&unused, heads), &flat(&k, kv_heads), &flat(&v, kv_heads)], 1).unwrap();
+        cache.write(&slots, &rows_in, heads, kv_heads).unwrap();
         let plan = StepPlan {
             spans: vec![Span { rows: 0..rows, context: context - rows, blocks: blocks.into() }],
             ..StepPlan::default()
         };
-        let got = paged_attention(&q, &cache, &Arc::new(AttentionMap::new(&plan)), 0.25).unwrap();
+        let got =
+            paged_attention(&flat(&q, heads), &cache, &Arc::new(AttentionMap::new(&plan)), (heads, dim), 0.25).unwrap();
         let want = textbook(&q, &k, &v, 0.25);
         let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
         assert!(worst < 1e-5, "{worst}");

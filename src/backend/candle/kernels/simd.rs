@@ -1,4 +1,8 @@
-//! Which vector instructions this processor has.
+//! Which vector instructions this processor has, and running kernels with them.
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{Lanes, Portable};
 
 /// What a kernel may use. Each level is a superset of the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,4 +34,53 @@ pub(super) fn level() -> Level {
         }
     }
     Level::Baseline
+}
+
+/// Work that is written once over [`Lanes`].
+pub(super) trait Kernel {
+    /// Does the work. Must be `#[inline(always)]`, and must not put instructions into closures: only what ends up inside the
+    /// functions below is compiled with their features.
+    fn run<L: Lanes>(self);
+}
+
+/// Runs a kernel with the given instructions.
+pub(super) fn run_at<K: Kernel>(level: Level, kernel: K) {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a level above the baseline is made by `level` alone, which found its features on this processor. The
+        // tests of the kernels run each level that the machine has.
+        Level::Avx512 => unsafe { avx512(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Level::Avx2 => unsafe { avx2(kernel) },
+        Level::Baseline => kernel.run::<Portable>(),
+    }
+}
+
+/// Runs a kernel with the best instructions there are.
+pub(super) fn run<K: Kernel>(kernel: K) {
+    run_at(level(), kernel);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn avx512<K: Kernel>(kernel: K) {
+    kernel.run::<Avx512>();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2<K: Kernel>(kernel: K) {
+    kernel.run::<Avx2>();
+}
+
+/// Every level that this processor has, for tests.
+#[cfg(test)]
+pub(super) fn levels() -> Vec<Level> {
+    let best = level();
+    let mut all = vec![Level::Baseline];
+    #[cfg(target_arch = "x86_64")]
+    all.extend([Level::Avx2, Level::Avx512]);
+    all.retain(|level| *level <= best);
+    all
 }

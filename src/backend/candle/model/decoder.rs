@@ -78,19 +78,35 @@ impl Decoder {
     /// the cache.
     pub(in crate::backend::candle) fn forward(&self, plan: &StepPlan, caches: &[LayerCache]) -> Result<Option<Tensor>> {
         let mut x = self.embedding.forward(&plan.tokens, &self.device)?;
-        let rotation = self.rope.at(&plan.positions, &self.device)?;
+        let turns = Arc::new(self.rope.at(&plan.positions));
         let map = Arc::new(AttentionMap::new(plan));
+        // What the layer before has added and the next one's norm has still to take in.
+        let mut added: Option<Tensor> = None;
         for (layer, cache) in self.layers.iter().zip(caches) {
-            let attended =
-                layer.attention.forward(&layer.attention_norm.forward(&x)?, &rotation, cache, &plan.slots, &map)?;
-            x = (x + attended)?;
-            x = (&x + layer.feed_forward.forward(&layer.feed_forward_norm.forward(&x)?)?)?;
+            let normed = match added {
+                None => layer.attention_norm.forward(&x)?,
+                Some(y) => {
+                    let (sum, normed) = layer.attention_norm.forward_sum(&x, &y)?;
+                    x = sum;
+                    normed
+                }
+            };
+            let attended = layer.attention.forward(&normed, &turns, cache, &plan.slots, &map)?;
+            let (sum, normed) = layer.feed_forward_norm.forward_sum(&x, &attended)?;
+            x = sum;
+            added = Some(layer.feed_forward.forward(&normed)?);
         }
         let rows: Vec<u32> = plan.outputs.iter().map(|output| output.row as u32).collect();
         if rows.is_empty() {
             return Ok(None);
         }
-        self.norm.forward(&x.index_select(&Tensor::new(rows, &self.device)?, 0)?).map(Some)
+        let rows = Tensor::new(rows, &self.device)?;
+        let x = x.index_select(&rows, 0)?;
+        let fin = match added {
+            None => self.norm.forward(&x)?,
+            Some(y) => self.norm.forward_sum(&x, &y.index_select(&rows, 0)?)?.1,
+        };
+        Ok(Some(fin))
     }
 
     /// `[rows, hidden]` of fin to logits `[rows, vocab]`.

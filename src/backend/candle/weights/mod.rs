@@ -10,8 +10,6 @@ mod safetensors;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{Device, Tensor};
-
 use super::kernels::{Format, Matrix, RowOrder};
 use super::model::layers::{Embedding, Linear, RmsNorm};
 use crate::checkpoint::gguf::GgufError;
@@ -132,9 +130,7 @@ impl dyn WeightSource + '_ {
     pub(super) fn norm(&self, name: &str, len: usize, eps: f32) -> Result<RmsNorm, LoadError> {
         let mut values = vec![0_f32; len];
         self.vector(name, len)?.decode_row(0, &mut values);
-        let weight = Tensor::from_vec(values, len, &Device::Cpu)
-            .map_err(|source| LoadError::Tensor { name: name.into(), source })?;
-        Ok(RmsNorm::new(weight, eps))
+        Ok(RmsNorm::new(values, eps))
     }
 }
 

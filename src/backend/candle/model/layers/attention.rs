@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
 
-use super::{Linear, RmsNorm, Rotation};
+use super::Linear;
 use crate::backend::candle::cache::kv::LayerCache;
-use crate::backend::candle::kernels::{AttentionMap, paged_attention};
+use crate::backend::candle::kernels::{
+    AttentionMap, HeadNorms, HeadPreparation, Turns, paged_attention, prepare_heads,
+};
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
 /// Sizes of an attention layer.
@@ -26,8 +28,7 @@ pub(in crate::backend::candle) struct Attention {
     /// Queries, keys and values side by side.
     inputs: Linear,
     output: Linear,
-    norms: Option<(RmsNorm, RmsNorm)>,
-    shape: AttentionShape,
+    heads: HeadPreparation,
 }
 
 impl Attention {
@@ -45,11 +46,19 @@ impl Attention {
                 weights.linear(&format!("{prefix}.v_proj.weight"), shape.kv_heads * dim, hidden)?,
             ]),
             output: weights.linear(&format!("{prefix}.o_proj.weight"), hidden, shape.heads * dim)?,
-            norms: match shape.head_norm {
-                Some(eps) => Some((norm("q_norm", eps)?, norm("k_norm", eps)?)),
-                None => None,
+            heads: HeadPreparation {
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                dim,
+                norms: match shape.head_norm {
+                    Some(eps) => Some(HeadNorms {
+                        queries: norm("q_norm", eps)?.weight(),
+                        keys: norm("k_norm", eps)?.weight(),
+                        eps,
+                    }),
+                    None => None,
+                },
             },
-            shape,
         })
     }
 
@@ -57,24 +66,15 @@ impl Attention {
     pub(in crate::backend::candle) fn forward(
         &self,
         x: &Tensor,
-        rotation: &Rotation,
+        turns: &Arc<Turns>,
         cache: &LayerCache,
         slots: &[u32],
         map: &Arc<AttentionMap>,
     ) -> Result<Tensor> {
-        let rows = x.dim(0)?;
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
-        let inputs = self.inputs.forward(x)?.reshape((rows, heads + 2 * kv_heads, head_dim))?;
-        let mut queries = inputs.narrow(1, 0, heads)?;
-        let mut keys = inputs.narrow(1, heads, kv_heads)?;
-        let values = inputs.narrow(1, heads + kv_heads, kv_heads)?;
-        if let Some((query_norm, key_norm)) = &self.norms {
-            queries = query_norm.forward(&queries)?;
-            keys = key_norm.forward(&keys)?;
-        }
-        cache.write(slots, &rotation.apply(&keys)?, &values)?;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let attended = paged_attention(&rotation.apply(&queries)?, cache, map, scale)?;
+        let HeadPreparation { heads, kv_heads, dim, .. } = self.heads;
+        let inputs = prepare_heads(&self.inputs.forward(x)?, turns, &self.heads)?;
+        cache.write(slots, &inputs, heads, kv_heads)?;
+        let attended = paged_attention(&inputs, cache, map, (heads, dim), 1.0 / (dim as f32).sqrt())?;
         self.output.forward(&attended)
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::Linear;
+use crate::backend::candle::kernels::swiglu;
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
 /// `down(silu(gate x) * up x)`.
@@ -10,7 +11,6 @@ use crate::backend::candle::weights::{LoadError, WeightSource};
 pub(in crate::backend::candle) struct Mlp {
     /// Gate and up side by side.
     inputs: Linear,
-    intermediate: usize,
     down: Linear,
 }
 
@@ -27,17 +27,13 @@ impl Mlp {
                 weights.linear(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
                 weights.linear(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
             ]),
-            intermediate,
             down: weights.linear(&format!("{prefix}.down_proj.weight"), hidden, intermediate)?,
         })
     }
 
     /// `[rows, hidden]` to the same.
     pub(in crate::backend::candle) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let inputs = self.inputs.forward(x)?;
-        let gate = inputs.narrow(1, 0, self.intermediate)?;
-        let up = inputs.narrow(1, self.intermediate, self.intermediate)?;
-        let gated = (candle_nn::ops::silu(&gate)? * up)?;
+        let gated = swiglu(&self.inputs.forward(x)?)?;
         self.down.forward(&gated)
     }
 }

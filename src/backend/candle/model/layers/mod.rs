@@ -17,4 +17,4 @@ pub(in crate::backend::candle) use linear::Linear;
 pub(in crate::backend::candle) use mlp::Mlp;
 pub(in crate::backend::candle) use moe::{MoeShape, SparseMoe};
 pub(in crate::backend::candle) use norm::RmsNorm;
-pub(in crate::backend::candle) use rope::{RopeTable, Rotation};
+pub(in crate::backend::candle) use rope::RopeTable;

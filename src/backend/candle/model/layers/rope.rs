@@ -1,19 +1,11 @@
 //! Rotary position embedding, in the form that turns the two halves of a head.
 
-use candle_core::{Device, Result, Tensor};
-use candle_nn::rotary_emb::rope_thd;
+use crate::backend::candle::kernels::Turns;
 
 /// Rotation speeds of a model: `inverse_frequencies[i]` radians a position for the pair `(i, i + d/2)`.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::backend::candle) struct RopeTable {
     inverse_frequencies: Vec<f32>,
-}
-
-/// The rotation of each row of one step, shared by all layers.
-#[derive(Debug, Clone)]
-pub(in crate::backend::candle) struct Rotation {
-    cos: Tensor,
-    sin: Tensor,
 }
 
 impl RopeTable {
@@ -48,24 +40,13 @@ impl RopeTable {
         self
     }
 
-    /// The rotation for rows at these positions. Angles are products in f32, as the reference implementations have it.
-    pub(in crate::backend::candle) fn at(&self, positions: &[u32], device: &Device) -> Result<Rotation> {
-        let angles: Vec<f32> = positions
+    /// The turns of rows at these positions, for all layers of a step. Angles are products in f32, as the reference
+    /// implementations have them.
+    pub(in crate::backend::candle) fn at(&self, positions: &[u32]) -> Turns {
+        let angles = positions
             .iter()
-            .flat_map(|&position| self.inverse_frequencies.iter().map(move |speed| position as f32 * speed))
-            .collect();
-        let shape = (positions.len(), self.inverse_frequencies.len());
-        Ok(Rotation {
-            cos: Tensor::from_vec(angles.iter().map(|a| a.cos()).collect(), shape, device)?,
-            sin: Tensor::from_vec(angles.iter().map(|a| a.sin()).collect(), shape, device)?,
-        })
-    }
-}
-
-impl Rotation {
-    /// Turns `[rows, heads, dim]`.
-    pub(in crate::backend::candle) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        rope_thd(&x.unsqueeze(0)?.contiguous()?, &self.cos, &self.sin)?.squeeze(0)
+            .flat_map(|&position| self.inverse_frequencies.iter().map(move |speed| position as f32 * speed));
+        Turns { cos: angles.clone().map(f32::cos).collect(), sin: angles.map(f32::sin).collect() }
     }
 }
 
@@ -82,11 +63,9 @@ mod tests {
     }
 
     #[test]
-    fn turns_halves() {
-        let rotation = RopeTable::new(2, 1.0).at(&[0, 1], &Device::Cpu).unwrap();
-        let x = Tensor::from_vec(vec![1_f32, 0.0, 1.0, 0.0], (2, 1, 2), &Device::Cpu).unwrap();
-        let turned = rotation.apply(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        assert_eq!(turned[..2], [1.0, 0.0]);
-        assert!((turned[2] - 1_f32.cos()).abs() < 1e-6 && (turned[3] - 1_f32.sin()).abs() < 1e-6);
+    fn turns_are_by_position() {
+        let turns = RopeTable::new(4, 100.0).at(&[0, 3]);
+        assert_eq!(turns.cos, [1.0, 1.0, 3_f32.cos(), (3.0 * 0.1_f32).cos()]);
+        assert_eq!(turns.sin[..2], [0.0, 0.0]);
     }
 }
