@@ -43,6 +43,8 @@ impl StepRunner for ModelRunner {
             let fin = fin.to_dtype(DType::BF16)?.flatten_all()?.to_vec1()?;
             Ok(StepOutput { fin, logits })
         };
-        step().map_err(|e: candle_core::Error| e.to_string())
+        // On a thread of the pool that computes: a product then starts with the threads that it shares the work with, where
+        // a caller from outside would hand over and be woken again for each of some hundred products.
+        rayon::scope(|_| step()).map_err(|e: candle_core::Error| e.to_string())
     }
 }

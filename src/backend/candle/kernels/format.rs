@@ -134,8 +134,8 @@ impl Decode for Q4_0 {
     #[inline(always)]
     fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
         // (q - 8) * scale, with the subtraction as the product's addend: both forms are exact in f32.
-        let scale = half_at(block, 0);
-        let (scale, shift) = (L::splat(scale), L::splat(-8.0 * scale));
+        let scale = L::splat_f16(bytes_at(block, 0));
+        let shift = scale.multiply(L::splat(-8.0));
         let [low, high] = L::from_nibbles(&bytes_at(block, 2));
         [low.multiply_add(scale, shift), high.multiply_add(scale, shift)]
     }
@@ -152,7 +152,7 @@ impl Decode for Q4_1 {
 
     #[inline(always)]
     fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
-        let (scale, minimum) = (L::splat(half_at(block, 0)), L::splat(half_at(block, 2)));
+        let (scale, minimum) = (L::splat_f16(bytes_at(block, 0)), L::splat_f16(bytes_at(block, 2)));
         let [low, high] = L::from_nibbles(&bytes_at(block, 4));
         [low.multiply_add(scale, minimum), high.multiply_add(scale, minimum)]
     }
@@ -169,7 +169,7 @@ impl Decode for Q8_0 {
 
     #[inline(always)]
     fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
-        let scale = L::splat(half_at(block, 0));
+        let scale = L::splat_f16(bytes_at(block, 0));
         let (low, high) =
             (L::from_signed_bytes(&bytes_at(block, 2)), L::from_signed_bytes(&bytes_at(block, 2 + LANES)));
         [low.multiply_add(scale, L::zero()), high.multiply_add(scale, L::zero())]
@@ -191,39 +191,12 @@ fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> [u8; 
     bytes
 }
 
-#[inline(always)]
-fn half_at<const B: usize>(block: &[u8; B], at: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
-}
-
-/// An IEEE half as f32, exactly, without a branch: the exponent is moved into place and re-based by a multiplication,
-/// which also gives subnormals their value. (Infinities and NaNs do not occur in scales; they come out as large finite
-/// numbers.)
-#[inline(always)]
-fn f16_to_f32(bits: u16) -> f32 {
-    /// 2^112: the distance between the exponent biases 127 and 15.
-    const REBASE: f32 = f32::from_bits(0x7780_0000);
-    let bits = u32::from(bits);
-    let magnitude = f32::from_bits((bits & 0x7FFF) << 13) * REBASE;
-    f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::candle::kernels::lanes::Portable;
     use candle_core::quantized::{GgmlDType, QTensor};
     use candle_core::{Device, Tensor};
-
-    #[test]
-    fn every_finite_half_is_exact() {
-        for bits in 0..=u16::MAX {
-            let want = f16::from_bits(bits);
-            if want.is_finite() {
-                assert_eq!(f16_to_f32(bits).to_bits(), want.to_f32().to_bits(), "{bits:#06x}");
-            }
-        }
-    }
 
     fn blocks<D: Decode>(bytes: &[u8]) -> Vec<f32> {
         let mut out = Vec::new();

@@ -13,6 +13,8 @@ pub(super) const LANES: usize = 16;
 pub(super) trait Lanes: Copy {
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
+    /// A little-endian IEEE half in every lane.
+    fn splat_f16(bytes: [u8; 2]) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
     fn store(self, values: &mut [f32; LANES]);
     /// As little-endian f32.
@@ -74,6 +76,10 @@ impl Lanes for Portable {
 
     fn splat(value: f32) -> Self {
         Self([value; LANES])
+    }
+
+    fn splat_f16(bytes: [u8; 2]) -> Self {
+        Self([half::f16::from_le_bytes(bytes).to_f32(); LANES])
     }
 
     fn load(values: &[f32; LANES]) -> Self {
@@ -194,6 +200,11 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn splat_f16(bytes: [u8; 2]) -> Self {
+            unsafe { Self(_mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(bytes)))) }
+        }
+
+        #[inline(always)]
         fn load(values: &[f32; LANES]) -> Self {
             unsafe { Self(_mm512_loadu_ps(values.as_ptr())) }
         }
@@ -298,6 +309,14 @@ mod x86 {
         #[inline(always)]
         fn splat(value: f32) -> Self {
             unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+        }
+
+        #[inline(always)]
+        fn splat_f16(bytes: [u8; 2]) -> Self {
+            unsafe {
+                let eight = _mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(bytes)));
+                Self(eight, eight)
+            }
         }
 
         #[inline(always)]
