@@ -267,49 +267,41 @@ fn by_rows(out: &mut [f32], n: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{D, Device};
-
-    fn normal(rows: usize, n: usize) -> Tensor {
-        Tensor::randn(0_f32, 2.0, (rows, n), &Device::Cpu).unwrap()
-    }
-
-    fn assert_close(got: &Tensor, want: &Tensor) {
-        let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
-        assert!(worst < 1e-5, "{worst}");
-    }
+    use crate::backend::candle::kernels::testing::{assert_close, normal};
+    use candle_core::D;
 
     #[test]
     fn norms_are_the_tensor_librarys() {
         for (rows, n) in [(1, 576), (3, 50), (100, 600)] {
-            let (x, y, weight) = (normal(rows, n), normal(rows, n), normal(1, n).squeeze(0).unwrap());
+            let (x, y, weight) = (normal(1, rows, n), normal(2, rows, n), normal(3, 1, n).squeeze(0).unwrap());
             let weights: Arc<[f32]> = weight.to_vec1().unwrap().into();
             let want = |x: &Tensor| candle_nn::ops::rms_norm(x, &weight, 1e-5).unwrap();
-            assert_close(&rms_norm(&x, &weights, 1e-5).unwrap(), &want(&x));
+            assert_close(&rms_norm(&x, &weights, 1e-5).unwrap(), &want(&x), 1e-5);
             let (sum, normed) = add_rms_norm(&x, &y, &weights, 1e-5).unwrap();
-            assert_close(&sum, &(&x + &y).unwrap());
-            assert_close(&normed, &want(&(&x + &y).unwrap()));
+            assert_close(&sum, &(&x + &y).unwrap(), 1e-5);
+            assert_close(&normed, &want(&(&x + &y).unwrap()), 1e-5);
         }
-        assert!(rms_norm(&normal(2, 3), &Arc::from([1.0, 2.0]), 1e-5).is_err());
+        assert!(rms_norm(&normal(4, 2, 3), &Arc::from([1.0, 2.0]), 1e-5).is_err());
     }
 
     #[test]
     fn swiglu_is_the_tensor_librarys() {
         for (rows, n) in [(1, 1536), (3, 25), (60, 700)] {
-            let inputs = normal(rows, 2 * n);
+            let inputs = normal(5, rows, 2 * n);
             let (gate, up) = (inputs.narrow(1, 0, n).unwrap(), inputs.narrow(1, n, n).unwrap());
             let want = (candle_nn::ops::silu(&gate).unwrap() * up).unwrap();
-            assert_close(&swiglu(&inputs).unwrap(), &want);
+            assert_close(&swiglu(&inputs).unwrap(), &want, 1e-5);
         }
     }
 
     #[test]
     fn heads_are_normalised_and_turned_as_the_tensor_library_does_it() {
         let (rows, heads, kv_heads, dim) = (5, 4, 2, 24);
-        let inputs = normal(rows, (heads + 2 * kv_heads) * dim);
-        let angles = normal(rows, dim / 2);
+        let inputs = normal(6, rows, (heads + 2 * kv_heads) * dim);
+        let angles = normal(7, rows, dim / 2);
         let flat = |x: Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         let turns = Arc::new(Turns { cos: flat(angles.cos().unwrap()), sin: flat(angles.sin().unwrap()) });
-        let weight = normal(1, dim).squeeze(0).unwrap();
+        let weight = normal(8, 1, dim).squeeze(0).unwrap();
         let weights: Arc<[f32]> = weight.to_vec1().unwrap().into();
         let norms = Some(HeadNorms { queries: Arc::clone(&weights), keys: weights, eps: 1e-6 });
         let got = prepare_heads(&inputs, &turns, &HeadPreparation { heads, kv_heads, dim, norms }).unwrap();
@@ -318,8 +310,12 @@ mod tests {
         let turned =
             candle_nn::ops::rms_norm(&turned.contiguous().unwrap(), &weight, 1e-6).unwrap().unsqueeze(0).unwrap();
         let turned = candle_nn::rotary_emb::rope_thd(&turned, &angles.cos().unwrap(), &angles.sin().unwrap()).unwrap();
-        assert_close(&part(&got, 0, heads + kv_heads), &turned.reshape((rows, (heads + kv_heads) * dim)).unwrap());
-        assert_close(&part(&got, heads + kv_heads, kv_heads), &part(&inputs, heads + kv_heads, kv_heads));
+        assert_close(
+            &part(&got, 0, heads + kv_heads),
+            &turned.reshape((rows, (heads + kv_heads) * dim)).unwrap(),
+            1e-5,
+        );
+        assert_close(&part(&got, heads + kv_heads, kv_heads), &part(&inputs, heads + kv_heads, kv_heads), 1e-5);
         assert_eq!(angles.dim(D::Minus1).unwrap(), dim / 2);
     }
 }

@@ -195,8 +195,9 @@ fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> [u8; 
 mod tests {
     use super::*;
     use crate::backend::candle::kernels::lanes::Portable;
+    use crate::backend::candle::kernels::testing::normal;
+    use candle_core::Device;
     use candle_core::quantized::{GgmlDType, QTensor};
-    use candle_core::{Device, Tensor};
 
     fn blocks<D: Decode>(bytes: &[u8]) -> Vec<f32> {
         let mut out = Vec::new();
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn quantised_blocks_decode_as_the_tensor_library_decodes_them() {
-        let weights = Tensor::randn(0_f32, 3.0, (7, 96), &Device::Cpu).unwrap();
+        let weights = (normal(11, 7, 96) * 3.0).unwrap();
         for (dtype, decode) in [
             (GgmlDType::Q4_0, blocks::<Q4_0> as fn(&[u8]) -> Vec<f32>),
             (GgmlDType::Q4_1, blocks::<Q4_1>),

@@ -139,6 +139,7 @@ mod tests {
     use super::*;
     use crate::backend::candle::kernels::matrix::RowOrder;
     use crate::backend::candle::kernels::simd::Level;
+    use crate::backend::candle::kernels::testing::{assert_close, normal};
     use crate::checkpoint::SharedBytes;
     use candle_core::Device;
     use candle_core::quantized::{GgmlDType, QTensor};
@@ -154,13 +155,9 @@ mod tests {
         (Format::Q8_0, GgmlDType::Q8_0),
     ];
 
-    fn normal(rows: usize, columns: usize) -> Tensor {
-        Tensor::randn(0_f32, 1.0, (rows, columns), &Device::Cpu).unwrap()
-    }
-
     /// Random weights in a format, and as f32 as the tensor library reads them.
     fn weights(format: Format, dtype: GgmlDType, rows: usize, columns: usize) -> (Matrix, Tensor) {
-        let stored = QTensor::quantize(&normal(rows, columns), dtype).unwrap();
+        let stored = QTensor::quantize(&normal(9, rows, columns), dtype).unwrap();
         let bytes = SharedBytes::owned(stored.data().unwrap().to_vec());
         let matrix = Matrix::new(bytes, format, rows, columns, RowOrder::Plain).unwrap();
         (matrix, stored.dequantize(&Device::Cpu).unwrap())
@@ -177,11 +174,10 @@ mod tests {
             let columns = if format.row_bytes(51).is_some() { 51 } else { 96 };
             for (tokens, outputs) in [(1, 7), (2, 4), (3, 9), (4, 1), (5, 33), (17, 6), (40, 13)] {
                 let (matrix, wide) = weights(format, dtype, outputs, columns);
-                let x = normal(tokens, columns);
+                let x = normal(10, tokens, columns);
                 let got = matmul(&x, Arc::new([matrix])).unwrap();
                 let want = x.matmul(&wide.t().unwrap()).unwrap();
-                let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
-                assert!(worst < 1e-4, "{format:?} {tokens} x {outputs}: {worst}");
+                assert_close(&got, &want, 1e-4);
             }
         }
     }
@@ -191,7 +187,7 @@ mod tests {
         for (format, dtype) in ALL {
             let (matrix, _) = weights(format, dtype, 37, 160);
             let matrices = Arc::new([matrix]);
-            let x = normal(70, 160);
+            let x = normal(10, 70, 160);
             let together = rows(&matmul(&x, Arc::clone(&matrices) as Arc<[Matrix]>).unwrap());
             let mut rng = ChaCha8Rng::seed_from_u64(3);
             for _ in 0..20 {
@@ -207,7 +203,7 @@ mod tests {
     fn every_level_agrees() {
         for (format, dtype) in ALL {
             let (matrix, _) = weights(format, dtype, 4, 96);
-            let x: Vec<f32> = rows(&normal(6, 96)).concat();
+            let x: Vec<f32> = rows(&normal(10, 6, 96)).concat();
             let group = Group { rows: std::array::from_fn(|row| matrix.row(row)), count: 4, format };
             let run = |level, count| {
                 let mut sums = Vec::new();
@@ -239,12 +235,11 @@ mod tests {
         let (a, wide_a) = weights(Format::Q4_1, GgmlDType::Q4_1, 5, 64);
         let (b, wide_b) = weights(Format::Bf16, GgmlDType::BF16, 6, 64);
         for tokens in [1, 3, 50] {
-            let x = normal(tokens, 64);
+            let x = normal(10, tokens, 64);
             let got = matmul(&x, Arc::new([a.clone(), b.clone()])).unwrap();
             let want = Tensor::cat(&[&wide_a, &wide_b], 0).unwrap();
             let want = x.matmul(&want.t().unwrap()).unwrap();
-            let worst = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
-            assert!(worst < 1e-4, "{tokens}: {worst}");
+            assert_close(&got, &want, 1e-4);
         }
     }
 

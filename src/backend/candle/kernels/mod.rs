@@ -8,6 +8,8 @@ mod matmul;
 mod matrix;
 mod paged_attention;
 mod simd;
+#[cfg(test)]
+mod testing;
 
 pub(super) use elementwise::{HeadNorms, HeadPreparation, Turns, add_rms_norm, prepare_heads, rms_norm, swiglu};
 pub(super) use format::Format;
