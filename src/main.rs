@@ -13,7 +13,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("the system gives no threads: {error}")),
     };
-    match runtime.block_on(engy_miner::commands::run(cli.command)) {
+    let outcome = runtime.block_on(engy_miner::commands::run(cli.command));
+    // Work that cannot be called off (a huge prompt being tokenised) must not hold the process.
+    runtime.shutdown_background();
+    match outcome {
         Ok(code) => code,
         Err(error) => fail(&error.to_string()),
     }
@@ -21,6 +24,6 @@ fn main() -> ExitCode {
 
 fn fail(message: &str) -> ExitCode {
     // Where standard error is closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "engy-miner: {message}");
+    let _ = writeln!(std::io::stderr(), "engy-miner: {}", engy_miner::telemetry::one_line(message));
     ExitCode::FAILURE
 }

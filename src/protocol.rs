@@ -105,10 +105,16 @@ impl MinerKey {
         Self(key.into())
     }
 
-    /// True where there is none.
+    /// The text without this key: for words of a gateway, which may repeat what it was told.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn redact(&self, text: &str) -> String {
+        if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "[miner key]") }
+    }
+
+    /// True where there is nothing but white space.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.0.trim().is_empty()
     }
 }
 

@@ -121,9 +121,12 @@ impl ModelSpec {
 
     fn parse(text: &str, origin: &str) -> Result<Self, SpecError> {
         let invalid = |reason: String| SpecError::Invalid { origin: origin.into(), reason };
-        let spec: Self = toml::from_str(text).map_err(|e| invalid(e.to_string()))?;
+        let spec: Self = toml::from_str(text).map_err(|e| invalid(e.message().to_owned()))?;
+        if spec.name.is_empty() {
+            return Err(invalid("name is empty".into()));
+        }
         let positive = [spec.context, spec.max_input_tokens, spec.max_output_tokens, spec.toploc.k];
-        if positive.contains(&0) || !spec.max_request_s.is_finite() || spec.max_request_s <= 0.0 {
+        if positive.contains(&0) || !spec.max_request_s.is_finite() || !(0.001..=1e9).contains(&spec.max_request_s) {
             return Err(invalid("limits and toploc.k must be above 0".into()));
         }
         if spec.toploc.k > PRIME as usize {

@@ -79,6 +79,11 @@ pub async fn verify(
     if claim.n_tokens != tokens {
         return wrong(format!("it counts {} tokens and lists {tokens}", claim.n_tokens));
     }
+    // The last token is not read, so no recompute would notice one that does not exist.
+    let vocab = backend.info().vocab;
+    if let Some(id) = claim.prompt_ids.iter().chain(&commitment.output_token_ids).find(|&&id| id as usize >= vocab) {
+        return wrong(format!("token id {id} is outside the vocabulary of {vocab}"));
+    }
     let proofs = claim.proofs.iter().map(|proof| Proof::from_base64(proof, spec.k)).collect::<Result<_, _>>()?;
     let params = ProofParams { topk: spec.k, batch: DEFAULT_BATCH };
     let mut verifier = Verifier::new(proofs, params, backend.info().hidden)?;

@@ -12,6 +12,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use self::answer::{Answer, AnswerEnd, AnswerPiece};
@@ -41,6 +42,12 @@ pub enum ChatError {
     /// The template is missing or broken.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// Template and tokenizer do not work together.
+    #[error("the checkpoint cannot render and tokenise a plain question ({reason}); use its instruct or chat release")]
+    TryOut {
+        /// What happened.
+        reason: String,
+    },
 }
 
 /// A rendered prompt.
@@ -53,15 +60,38 @@ pub struct Prompt {
 }
 
 impl ChatModel {
-    /// Reads tokenizer and template of a checkpoint.
+    /// Reads tokenizer and template of a checkpoint, and tries them on a message.
     ///
     /// # Errors
-    /// When either is missing or does not parse.
+    /// When either is missing, does not parse, or cannot render and tokenise a plain question.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, ChatError> {
         let tokenizer = Tokenizer::open(checkpoint)?;
         let template =
             checkpoint.template()?.ok_or_else(|| TemplateError::Missing { path: checkpoint.path().into() })?;
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(ChatTemplate::new(&template)?) })
+        let model = Self { tokenizer: Arc::new(tokenizer), template: Arc::new(ChatTemplate::new(&template)?) };
+        model.try_out()?;
+        Ok(model)
+    }
+
+    /// A checkpoint whose every request would fail is found at start, not by buyers.
+    fn try_out(&self) -> Result<(), ChatError> {
+        let failed = |reason: String| ChatError::TryOut { reason };
+        let question = ChatRequest {
+            messages: vec![serde_json::json!({"role": "user", "content": "Hello?"})],
+            ..ChatRequest::default()
+        };
+        let attempt = catch_unwind(AssertUnwindSafe(|| {
+            let prompt = self.prompt(&question, usize::MAX)?;
+            Ok::<_, RequestError>((self.tokenizer.decode(&prompt.ids), prompt))
+        }));
+        let (_, prompt) = match attempt {
+            Ok(outcome) => outcome.map_err(|e| failed(e.to_string()))?,
+            Err(_) => return Err(failed("the tokenizer breaks off".into())),
+        };
+        if prompt.ids.is_empty() {
+            return Err(failed("the prompt has no tokens".into()));
+        }
+        Ok(())
     }
 
     /// Renders a request's messages and encodes the whole text.
@@ -70,9 +100,15 @@ impl ChatModel {
     /// is what serves do by default.
     ///
     /// # Errors
-    /// When the template refuses the messages: the buyer's fault.
-    pub fn prompt(&self, request: &ChatRequest) -> Result<Prompt, RequestError> {
+    /// When the template refuses the messages, or their text cannot have as few as `max_tokens` tokens: the buyer's fault.
+    pub fn prompt(&self, request: &ChatRequest, max_tokens: usize) -> Result<Prompt, RequestError> {
         let text = self.template.render(request)?;
+        // Megabytes of text take seconds and gigabytes to tokenise, only to be refused then.
+        let fewest = self.tokenizer.fewest_tokens(text.len());
+        if fewest > max_tokens {
+            let message = format!("the prompt has {fewest} tokens or more; this model takes at most {max_tokens}");
+            return Err(RequestError::new(message));
+        }
         let ids = self.tokenizer.encode(&text)?;
         Ok(Prompt { text, ids })
     }

@@ -31,7 +31,7 @@ pub enum TemplateError {
         path: PathBuf,
     },
     /// It does not compile.
-    #[error("the checkpoint's chat template does not compile: {0:#}")]
+    #[error("the checkpoint's chat template does not compile: {0}")]
     Syntax(minijinja::Error),
 }
 

@@ -16,6 +16,8 @@ use super::SharedBytes;
 const MAGIC: &[u8; 4] = b"GGUF";
 /// Tensor data starts at a multiple of this unless `general.alignment` says otherwise.
 const DEFAULT_ALIGNMENT: u64 = 32;
+/// Names are short; the specification allows more than any file uses.
+const LONGEST_NAME: usize = 256;
 /// ggml tensors have at most four dimensions.
 const MAX_DIMENSIONS: u32 = 4;
 
@@ -229,21 +231,21 @@ fn parse(bytes: &[u8]) -> Result<Header, GgufError> {
     let value_count = reader.u64("the metadata count")?;
     let mut metadata = HashMap::new();
     for _ in 0..value_count {
-        let key = reader.string("a metadata key")?;
+        let key = reader.name("a metadata key")?;
         let kind = reader.u32("a metadata type")?;
         let value = reader.value(kind, &key, 0)?;
         metadata.insert(key, value);
     }
     let mut tensors = HashMap::new();
     for _ in 0..tensor_count {
-        let name = reader.string("a tensor name")?;
+        let name = reader.name("a tensor name")?;
         let tensor = reader.tensor(&name)?;
         tensors.insert(name, tensor);
     }
     let alignment = match metadata.get("general.alignment") {
         None => DEFAULT_ALIGNMENT,
         Some(GgufValue::Unsigned(n)) if n.is_power_of_two() => *n,
-        Some(other) => return Err(GgufError::Corrupt(format!("general.alignment is {other:?}"))),
+        Some(_) => return Err(GgufError::Corrupt("general.alignment is no power of two".into())),
     };
     let data = (reader.at as u64).next_multiple_of(alignment);
     for (name, tensor) in &mut tensors {
@@ -291,6 +293,16 @@ impl<'a> Reader<'a> {
 
     fn u64(&mut self, what: &str) -> Result<u64, GgufError> {
         Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
+    /// A text that names something: a longer one is a damaged length.
+    fn name(&mut self, what: &str) -> Result<String, GgufError> {
+        let at = self.at;
+        let name = self.string(what)?;
+        if name.len() > LONGEST_NAME {
+            return Err(GgufError::Corrupt(format!("{what} at offset {at} has {} bytes", name.len())));
+        }
+        Ok(name)
     }
 
     fn string(&mut self, what: &str) -> Result<String, GgufError> {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::Backend;
@@ -59,6 +60,14 @@ pub(super) fn service(
     if context < spec.context {
         tracing::warn!(context, promised = spec.context, "the checkpoint's context is shorter than the model spec's");
     }
+    if spec.toploc.k > backend.info().hidden {
+        bail!(
+            "an answer of one token has {} values of hidden states, fewer than the {} points of a proof; give --spec a model \
+             spec with a smaller toploc.k",
+            backend.info().hidden,
+            spec.toploc.k
+        );
+    }
     let end_ids = checkpoint.end_ids();
     if end_ids.is_empty() {
         tracing::warn!("the checkpoint names no end-of-turn token: every answer will run to its token limit");
@@ -76,6 +85,7 @@ pub(super) fn service(
             max_request: Duration::try_from_secs_f64(spec.max_request_s)?,
         },
         topk: spec.toploc.k,
+        preparing: Service::places(),
         backend,
     })
 }

@@ -19,7 +19,7 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     if args.backend == BackendKind::Sglang {
         bail!("--backend sglang is not built yet: use --backend candle");
     }
-    if args.miner_key.is_empty() {
+    if args.miner_key.is_blank() {
         bail!("MINER_KEY is empty: set it to the key that the network's console gave you");
     }
     let mut spec = load::spec(&args.model, DEFAULT_MODEL)?;

@@ -10,7 +10,7 @@ use super::load;
 use crate::checkpoint::Checkpoint;
 use crate::cli::VerifyArgs;
 use crate::spec::DEMO_MODEL;
-use crate::verify::{ProofRecord, Report, verify};
+use crate::verify::{ProofRecord, Report, VerifyError, verify};
 
 /// The exit code of a proof that fails: not 1, which says that it could not be judged.
 const FAILED: u8 = 3;
@@ -21,7 +21,15 @@ pub(super) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let model_root = checkpoint.model_root()?;
     let backend = load::candle(&checkpoint, &args.engine).await?;
-    let report = verify(backend.as_ref(), &model_root, &record.commitment, spec.toploc).await?;
+    let report = match verify(backend.as_ref(), &model_root, &record.commitment, spec.toploc).await {
+        Ok(report) => report,
+        // A claim that contradicts itself has failed; only a recompute that cannot be done leaves it open.
+        Err(refusal @ (VerifyError::Commitment(_) | VerifyError::Proof(_))) => {
+            writeln!(std::io::stdout(), "FAIL: {refusal}")?;
+            return Ok(ExitCode::from(FAILED));
+        }
+        Err(error) => return Err(error.into()),
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

@@ -31,7 +31,7 @@ pub enum JobError {
     #[error("the backend ended the generation without a reason")]
     Incomplete,
     /// It took too long.
-    #[error("the request took longer than {} s", .0.as_secs())]
+    #[error("the request took longer than {} s", .0.as_secs_f64())]
     Timeout(Duration),
     /// This program has a fault that the request brought to light.
     #[error("a fault of this miner: {0}")]

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use self::error::JobError;
 pub use self::request::JobRequest;
 
+use tokio::sync::Semaphore;
+
 use crate::backend::{Backend, GenerationEvent, GenerationRequest, StopReason, Timings};
 use crate::chat::{AnswerEnd, ChatModel, RequestError};
 use crate::openai::{Choice, Completion, Delta, Usage};
@@ -36,6 +38,8 @@ pub struct Service {
     pub limits: Limits,
     /// Points a proof.
     pub topk: usize,
+    /// Prompts that may be rendered and tokenised at once; see [`Service::places`].
+    pub preparing: Arc<Semaphore>,
 }
 
 /// What a request may ask for.
@@ -78,6 +82,12 @@ pub struct JobTimings {
 }
 
 impl Service {
+    /// Places for rendering and tokenising: one a core.
+    #[must_use]
+    pub fn places() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)))
+    }
+
     /// Serves one request; `on_delta` gets the answer's pieces as they come. It takes the time that it takes: whoever
     /// calls bounds it by [`Limits::max_request`], and the wait before it too.
     ///
@@ -91,8 +101,15 @@ impl Service {
         let mut timings = JobTimings::default();
         let started = Instant::now();
         // Off the async threads: a long conversation takes a while to render and tokenise.
-        let (chat, conversation) = (self.chat.clone(), request.chat.clone());
-        let prompt = tokio::task::spawn_blocking(move || chat.prompt(&conversation)).await;
+        // Such work cannot be called off, so it holds its own place: a buyer who hangs up frees a slot, not this.
+        let place = Arc::clone(&self.preparing).acquire_owned().await;
+        let (chat, conversation, most) = (self.chat.clone(), request.chat.clone(), self.limits.max_input_tokens);
+        let prompt = tokio::task::spawn_blocking(move || {
+            let prompt = chat.prompt(&conversation, most);
+            drop(place);
+            prompt
+        })
+        .await;
         let prompt = prompt.map_err(|fault| JobError::Fault(fault.to_string()))??.ids;
         timings.prepare = started.elapsed();
         let max_tokens = self.max_tokens(request, prompt.len())?;

@@ -43,9 +43,12 @@ pub(super) enum Closed {
 /// The gateway asks the leg to dial anew.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Leave {
-    /// Whether it had admitted this connection: one that is sent away before that waits before it dials.
-    pub(super) admitted: bool,
+    /// Whether the connection had lived for a while, or was sent away as soon as it was there.
+    pub(super) settled: bool,
 }
+
+/// A connection that lived this long was a real one.
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// The state of a connection.
 pub(super) struct Connection {
@@ -63,6 +66,7 @@ pub(super) struct Connection {
     results: mpsc::UnboundedReceiver<JobFrame>,
     to_results: mpsc::UnboundedSender<JobFrame>,
     admitted: bool,
+    opened: Instant,
     /// Set while no new requests are wanted: when this connection must end.
     drain_until: Option<Instant>,
 }
@@ -101,6 +105,7 @@ impl Connection {
             results,
             to_results,
             admitted: false,
+            opened: Instant::now(),
             drain_until: None,
         }
     }
@@ -196,7 +201,7 @@ impl Connection {
             Message::Binary(bytes) => str::from_utf8(bytes).map_or(Reading::Nothing, reading::read),
             Message::Close(close) => {
                 let reason = close.as_ref().map_or_else(|| "no reason".into(), |close| close.to_string());
-                return Ok(Some(self.lost(format!("the gateway closed the leg: {reason}"))));
+                return Ok(Some(self.lost(format!("the gateway closed the leg: {}", self.shared.quote(&reason)))));
             }
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
         };
@@ -222,7 +227,8 @@ impl Connection {
                 }
             }
             GatewayFrame::Deny { reason } => {
-                return Ok(Some(Closed::Denied(reason.unwrap_or_else(|| "no reason given".into()))));
+                let reason = reason.unwrap_or_else(|| "no reason given".into());
+                return Ok(Some(Closed::Denied(self.shared.quote(&reason))));
             }
             GatewayFrame::Ping => {
                 send(socket, &MinerFrame::Heartbeat(self.shared.heartbeat(self.legs))).await?;
@@ -231,7 +237,7 @@ impl Connection {
                 tracing::info!(leg = self.leg, running = self.live.len(), "the gateway asks the leg to move");
                 self.drain_until.get_or_insert(Instant::now() + DRAIN_GRACE);
                 if let Some(leave) = self.leave.take() {
-                    let _ = leave.send(Leave { admitted: self.admitted });
+                    let _ = leave.send(Leave { settled: self.opened.elapsed() >= SETTLED });
                 }
             }
             GatewayFrame::Serve(serve) => self.start(serve),
@@ -262,7 +268,7 @@ impl Connection {
         }
         let corr_id = self.live.iter().find(|(_, job)| job.task.id() == error.id()).map(|(id, _)| id.clone());
         let Some((corr_id, job)) = corr_id.and_then(|id| self.live.remove_entry(&id)) else { return Ok(()) };
-        tracing::error!(leg = self.leg, request_id = job.request_id, %error, "a fault of this program took a request");
+        tracing::error!(leg = self.leg, request_id = self.shared.quote(&job.request_id), %error, "a fault of this program took a request");
         let fault = JobError::Fault("a request's task failed".into());
         let response = Response::failure(corr_id, job.request_id, fault.to_object());
         send(socket, &MinerFrame::Response(Box::new(response))).await
@@ -273,7 +279,11 @@ impl Connection {
         if self.live.contains_key(&serve.corr_id) {
             // The first keeps the id; nothing can be answered for the second without harming it.
             self.shared.counters.duplicate_ids.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(leg = self.leg, corr_id = serve.corr_id, "a serve frame with an id in use was ignored");
+            tracing::warn!(
+                leg = self.leg,
+                corr_id = self.shared.quote(&serve.corr_id),
+                "a serve frame with an id in use was ignored"
+            );
             return;
         }
         let number = self.next_job;
@@ -348,7 +358,7 @@ async fn run_job(shared: Arc<Shared>, job: Job, send: impl Fn(MinerFrame) + Send
     let response = match outcome.await {
         Ok(answer) => {
             shared.counters.answered.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(request_id, usage = ?answer.completion.usage, timings = ?answer.timings, "answered");
+            tracing::debug!(request_id = shared.quote(&request_id), usage = ?answer.completion.usage, timings = ?answer.timings, "answered");
             Response {
                 corr_id: corr_id.clone(),
                 request_id,
@@ -361,7 +371,13 @@ async fn run_job(shared: Arc<Shared>, job: Job, send: impl Fn(MinerFrame) + Send
             shared.counters.failed.fetch_add(1, Ordering::Relaxed);
             // Logged as it is sent: cut, and quoted, since it may repeat what a buyer wrote.
             let error = error.to_object();
-            tracing::warn!(request_id, status = error.status, message = ?error.message, "a request failed");
+            let request_id_shown = shared.quote(&request_id);
+            tracing::warn!(
+                request_id = request_id_shown,
+                status = error.status,
+                message = shared.quote(&error.message),
+                "a request failed"
+            );
             Response::failure(corr_id.clone(), request_id, error)
         }
     };

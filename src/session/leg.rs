@@ -24,6 +24,10 @@ pub(super) struct Leg {
     shutdown: watch::Receiver<bool>,
 }
 
+/// A leg that is asked to move dials at once, as a deploy wants it; but one that is sent away each time it arrives would
+/// dial without pause, so after this many such moves it waits like one that was lost.
+const MOST_HASTY_MOVES: u32 = 8;
+
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 impl Leg {
@@ -45,6 +49,7 @@ impl Leg {
         // Connections that the gateway asked to leave; they finish what runs on them.
         let mut draining = JoinSet::new();
         let mut refused = false;
+        let mut hasty_moves = 0;
         let mut shutdown = self.shutdown.clone();
         loop {
             let socket = tokio::select! {
@@ -67,7 +72,8 @@ impl Leg {
                             // The old connection lives on beside the new one until its requests are done.
                             draining.spawn(running);
                             while draining.try_join_next().is_some() {}
-                            if leave.admitted {
+                            hasty_moves = if leave.settled { 0 } else { hasty_moves + 1 };
+                            if hasty_moves <= MOST_HASTY_MOVES {
                                 backoff.reset();
                                 continue;
                             }
@@ -125,8 +131,25 @@ impl Leg {
 pub fn check_address(gateway: &str) -> Result<(), SessionError> {
     let wrong = |reason: String| SessionError::Address { address: gateway.into(), reason };
     let request = gateway.into_client_request().map_err(|e| wrong(e.to_string()))?;
-    match request.uri().scheme_str() {
-        Some("ws" | "wss") => Ok(()),
-        other => Err(wrong(format!("it is not ws or wss but {}", other.unwrap_or("nothing")))),
+    let uri = request.uri();
+    match uri.scheme_str() {
+        Some("ws" | "wss") => {}
+        other => return Err(wrong(format!("it is not ws or wss but {}", other.unwrap_or("nothing")))),
     }
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    if authority.contains('@') {
+        return Err(SessionError::Address {
+            address: "(with a password in it)".into(),
+            reason: "user names and passwords in it would show in logs".into(),
+        });
+    }
+    // An IPv6 address has colons of its own, in brackets.
+    let port = authority.rsplit(']').next().unwrap_or(authority).contains(':');
+    if port && uri.port_u16().is_none_or(|port| port == 0) {
+        return Err(wrong("its port is no number from 1 to 65535".into()));
+    }
+    if uri.query().is_some() || gateway.contains('#') {
+        return Err(wrong("leg numbers are added to its path, so it can have no query and no fragment".into()));
+    }
+    Ok(())
 }

@@ -12,6 +12,7 @@ use super::{MAX_INFLIGHT, MAX_LEGS, SessionError, WorkerConfig, hardware, hello_
 use crate::backend::Health;
 use crate::job::Service;
 use crate::protocol::{Capacity, Heartbeat, Hello, KvReport};
+use crate::telemetry::one_line;
 
 /// How often the backend's health is looked at.
 const HEALTH_CHECK: Duration = Duration::from_secs(1);
@@ -168,6 +169,11 @@ impl Shared {
 
     pub(super) fn load(&self) -> watch::Receiver<usize> {
         self.inflight.subscribe()
+    }
+
+    /// A gateway's words as they may be shown: on one line, and without the key that it may repeat.
+    pub(super) fn quote(&self, words: &str) -> String {
+        one_line(&self.config.key.redact(words))
     }
 
     /// A leg is live.

@@ -115,7 +115,11 @@ fn proofs_that_are_none() {
     fails_with(verify("{}"), "is no proof");
     let empty = r#"{"commitment": {"model_root": "", "output_token_ids": [], "toploc": {"proofs": [], "topk": 16,
         "decode_batching_size": 32, "skip_prefill": true, "n_tokens": 0, "prompt_ids": []}}}"#;
-    fails_with(verify(empty), "no prompt or no answer");
+    let refused = verify(empty);
+    assert_eq!(refused.status.code(), Some(3), "a claim that contradicts itself has failed");
+    assert!(
+        String::from_utf8(refused.stdout).unwrap().starts_with("FAIL: the commitment is malformed: it has no prompt")
+    );
     let gone = engy_miner(&["verify", "--checkpoint", llama, "/nonexistent.json"]).output().unwrap();
     fails_with(gone, "cannot read the proof");
 }

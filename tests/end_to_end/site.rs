@@ -71,6 +71,7 @@ impl Site {
                 max_request: Duration::from_secs_f64(spec.max_request_s),
             },
             topk: spec.toploc.k,
+            preparing: Service::places(),
             backend: Arc::clone(&backend) as Arc<dyn Backend>,
         };
         let worker = WorkerConfig {

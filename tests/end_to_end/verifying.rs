@@ -71,7 +71,11 @@ async fn a_claim_that_contradicts_itself_is_refused_without_a_recompute() {
     assert!(malformed(refusal(&|r| r.commitment.toploc.proofs.truncate(2)).await));
     assert!(malformed(refusal(&|r| r.commitment.toploc.proofs.push("AAAA".into())).await));
     assert!(malformed(refusal(&|r| r.commitment.toploc.proofs[0] = "!".into()).await));
-    // An id outside the vocabulary cannot be recomputed; it must not take the verifier down either.
-    let error = refusal(&|r| r.commitment.toploc.prompt_ids[0] = u32::MAX).await;
-    assert!(error.to_string().contains("outside the vocabulary"), "{error}");
+    for forged in [
+        refusal(&|r| r.commitment.toploc.prompt_ids[0] = u32::MAX).await,
+        // The last token is never read: only a look at it can tell.
+        refusal(&|r| *r.commitment.output_token_ids.last_mut().unwrap() = 384).await,
+    ] {
+        assert!(forged.to_string().contains("outside the vocabulary"), "{forged}");
+    }
 }

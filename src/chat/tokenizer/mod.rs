@@ -12,6 +12,8 @@ use crate::checkpoint::Checkpoint;
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Bytes of the longest token, as the vocabulary spells it: at least those of its text.
+    longest: usize,
 }
 
 /// Why a checkpoint's tokenizer cannot be used.
@@ -63,7 +65,18 @@ impl Tokenizer {
         // Some files carry the settings of their training: a prompt must be neither cut nor padded.
         inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
         inner.with_padding(None);
-        Ok(Self { inner })
+        Ok(Self::new(inner))
+    }
+
+    fn new(inner: tokenizers::Tokenizer) -> Self {
+        let longest = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1).max(1);
+        Self { inner, longest }
+    }
+
+    /// The fewest tokens that a text of this many bytes can have.
+    #[must_use]
+    pub fn fewest_tokens(&self, bytes: usize) -> usize {
+        bytes / self.longest
     }
 
     /// The ids of a rendered prompt. Added tokens in the text are recognised; nothing is added to it.
@@ -112,7 +125,7 @@ pub(in crate::chat) mod tests {
     /// A tokenizer that falls back to bytes.
     pub(in crate::chat) fn sentence_piece() -> Tokenizer {
         let json = gguf::tests::sentence_piece_json().to_string();
-        Tokenizer { inner: tokenizers::Tokenizer::from_bytes(json).unwrap() }
+        Tokenizer::new(tokenizers::Tokenizer::from_bytes(json).unwrap())
     }
 
     #[test]

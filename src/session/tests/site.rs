@@ -85,6 +85,7 @@ impl Setup {
                 max_request: self.max_request,
             },
             topk: TOPK,
+            preparing: Service::places(),
         }
     }
 }
