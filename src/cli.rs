@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::backend::candle::EngineOptions;
+use crate::backend::candle::{EngineOptions, KvDtype};
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -114,9 +114,40 @@ pub struct EngineArgs {
     /// Tokens that the key/value cache holds, over all requests [default: the model's context, within 2 GiB].
     #[arg(long, env = "ENGY_MAX_TOTAL_TOKENS", value_name = "TOKENS")]
     pub max_total_tokens: Option<usize>,
+    /// Share of the free memory that this cache may take, in place of a number of tokens [default: 2 GiB].
+    #[arg(long, env = "ENGY_MEM_FRACTION", value_name = "0..1", conflicts_with = "max_total_tokens")]
+    pub mem_fraction: Option<f64>,
+    /// How keys and values are stored: narrower holds more tokens and moves hidden states by its rounding.
+    #[arg(long, env = "ENGY_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Auto)]
+    pub kv_cache_dtype: KvCacheDtype,
     /// Of these, how many may keep prefixes that come again; 0 turns that off [default: all that no request needs].
     #[arg(long, env = "ENGY_PREFIX_CACHE_TOKENS", value_name = "TOKENS")]
     pub prefix_cache_tokens: Option<usize>,
+}
+
+/// A form of keys and values in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// f32 on CPU.
+    Auto,
+    /// 4 bytes.
+    F32,
+    /// 2 bytes.
+    Bf16,
+    /// 1 byte.
+    #[value(name = "fp8_e4m3")]
+    Fp8E4m3,
+}
+
+impl From<KvCacheDtype> for KvDtype {
+    fn from(dtype: KvCacheDtype) -> Self {
+        match dtype {
+            KvCacheDtype::Auto => Self::Auto,
+            KvCacheDtype::F32 => Self::F32,
+            KvCacheDtype::Bf16 => Self::Bf16,
+            KvCacheDtype::Fp8E4m3 => Self::Fp8E4m3,
+        }
+    }
 }
 
 /// A backend's name.

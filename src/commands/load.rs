@@ -34,6 +34,8 @@ pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow
         prefill_chunk: args.chunked_prefill_size,
         max_total_tokens: args.max_total_tokens,
         prefix_tokens: args.prefix_cache_tokens,
+        mem_fraction: args.mem_fraction,
+        kv_dtype: args.kv_cache_dtype.into(),
     };
     let checkpoint = checkpoint.clone();
     let backend = tokio::task::spawn_blocking(move || {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use engy_miner::backend::candle::{CandleBackend, EngineOptions};
+use engy_miner::backend::candle::{CandleBackend, EngineOptions, KvDtype};
 use engy_miner::backend::{Backend, FinRows, GenerationEvent, GenerationRequest, SamplingParams};
 use engy_miner::checkpoint::Checkpoint;
 use engy_miner::proof::{Policy, ProofParams, build_proofs, verify_proofs};
@@ -21,8 +21,14 @@ fn open(model: &str, options: &EngineOptions) -> Arc<CandleBackend> {
 }
 
 /// One request after the other, nothing kept.
-fn alone() -> EngineOptions {
-    EngineOptions { max_running: 1, max_total_tokens: Some(1024), prefix_tokens: Some(0), ..EngineOptions::default() }
+fn alone(kv_dtype: KvDtype) -> EngineOptions {
+    EngineOptions {
+        max_running: 1,
+        max_total_tokens: Some(1024),
+        prefix_tokens: Some(0),
+        kv_dtype,
+        ..EngineOptions::default()
+    }
 }
 
 /// Ids, rows and cached tokens of a generation; stops reading after `read` tokens.
@@ -67,13 +73,14 @@ fn requests(seed: u64) -> Vec<(GenerationRequest, usize)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() {
-    for (model, seed) in MODELS.iter().zip(1..) {
-        let alone = open(model, &alone());
+    for (model, (seed, kv_dtype)) in MODELS.iter().zip([(1, KvDtype::F32), (2, KvDtype::Bf16), (3, KvDtype::Fp8E4m3)]) {
+        let alone = open(model, &alone(kv_dtype));
         // Room for two of the longest: most steps preempt somebody or evict a prefix.
         let crowded = EngineOptions {
             max_running: 12,
             prefill_chunk: 23,
             max_total_tokens: Some(400),
+            kv_dtype,
             ..EngineOptions::default()
         };
         let crowd = open(model, &crowded);
@@ -113,7 +120,7 @@ async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() 
 async fn a_conversation_reads_only_what_is_new_and_says_how_much_was_known() {
     for model in MODELS {
         let cached = open(model, &EngineOptions { max_total_tokens: Some(2048), ..EngineOptions::default() });
-        let plain = open(model, &alone());
+        let plain = open(model, &alone(KvDtype::F32));
         let mut conversations = vec![vec![5_u32; 40]];
         let mut known: HashMap<Vec<u32>, ()> = HashMap::new();
         for turn in 0..4_u32 {

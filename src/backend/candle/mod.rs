@@ -14,7 +14,7 @@ mod sampler;
 mod scheduler;
 mod weights;
 
-use candle_core::Device;
+use candle_core::{DType, Device};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
@@ -30,7 +30,7 @@ use crate::checkpoint::Checkpoint;
 use crate::machine;
 
 /// How the engine shares a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EngineOptions {
     /// Sequences that make progress at once; more wait.
     pub max_running: usize,
@@ -39,8 +39,37 @@ pub struct EngineOptions {
     /// Tokens that the key/value cache holds, over all sequences. `None`: what the model's context or
     /// [`EngineOptions::DEFAULT_CACHE_BYTES`] allows, whichever is less.
     pub max_total_tokens: Option<usize>,
+    /// Share of the free memory that the cache may take where `max_total_tokens` says nothing; `None`:
+    /// [`EngineOptions::DEFAULT_CACHE_BYTES`].
+    pub mem_fraction: Option<f64>,
+    /// How keys and values are stored.
+    pub kv_dtype: KvDtype,
     /// Of these, how many may keep prefixes that come again; `None`: all that no sequence needs, 0: none.
     pub prefix_tokens: Option<usize>,
+}
+
+/// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
+/// verified with what it was made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvDtype {
+    /// f32 on CPU, where everything is computed in it.
+    Auto,
+    /// 4 bytes, exact.
+    F32,
+    /// 2 bytes.
+    Bf16,
+    /// 1 byte, saturating at 448, without scales.
+    Fp8E4m3,
+}
+
+impl KvDtype {
+    fn dtype(self) -> DType {
+        match self {
+            Self::Auto | Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::Fp8E4m3 => DType::F8E4M3,
+        }
+    }
 }
 
 impl EngineOptions {
@@ -57,6 +86,8 @@ impl Default for EngineOptions {
             // nothing there and would stall those who decode.
             prefill_chunk: 512,
             max_total_tokens: None,
+            mem_fraction: None,
+            kv_dtype: KvDtype::Auto,
             prefix_tokens: None,
         }
     }
@@ -83,7 +114,8 @@ impl CandleBackend {
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
         let tensor_error = |source| LoadError::Tensor { name: "the key/value cache".into(), source };
         let model = model::load(checkpoint, &config, &device, progress)?;
-        let runner = ModelRunner::new(model, &config, blocks as usize, &device).map_err(tensor_error)?;
+        let runner = ModelRunner::new(model, config.kv(options.kv_dtype.dtype()), blocks as usize, &device)
+            .map_err(tensor_error)?;
         let engine = engine::start(
             Box::new(runner),
             EngineConfig {
@@ -141,12 +173,19 @@ impl Backend for CandleBackend {
 
 /// Blocks of the key/value cache.
 fn cache_blocks(config: &DecoderConfig, options: &EngineOptions) -> Result<u32, LoadError> {
-    let bytes_per_token = config.kv().bytes_per_token().max(1);
-    let default = || (EngineOptions::DEFAULT_CACHE_BYTES / bytes_per_token).min(config.context);
+    let bytes_per_token = config.kv(options.kv_dtype.dtype()).bytes_per_token().max(1);
+    let free = machine::memory().map(|memory| memory.available);
+    let budget = match (options.mem_fraction, free) {
+        (Some(fraction), Some(free)) => (free as f64 * fraction.clamp(0.0, 1.0)) as usize,
+        _ => EngineOptions::DEFAULT_CACHE_BYTES,
+    };
+    // More than one context is of use to several requests at once, and only if it was asked for.
+    let contexts = if options.mem_fraction.is_some() { options.max_running.max(1) } else { 1 };
+    let default = || (budget / bytes_per_token).min(config.context.saturating_mul(contexts));
     let tokens = options.max_total_tokens.unwrap_or_else(default);
     let bytes = tokens.saturating_mul(bytes_per_token) as u64;
     // A refused allocation would end the process without a word.
-    if let Some(available) = machine::memory().map(|memory| memory.available).filter(|available| bytes > *available) {
+    if let Some(available) = free.filter(|available| bytes > *available) {
         return Err(LoadError::Config(format!(
             "a key/value cache of {tokens} tokens takes {bytes} bytes and {available} are free; lower --max-total-tokens"
         )));

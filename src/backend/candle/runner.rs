@@ -2,8 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::cache::kv::{self, LayerCache};
-use super::model::config::DecoderConfig;
+use super::cache::kv::{self, KvShape, LayerCache};
 use super::model::decoder::Decoder;
 use super::plan::{StepOutput, StepPlan, StepRunner};
 
@@ -14,8 +13,8 @@ pub(super) struct ModelRunner {
 }
 
 impl ModelRunner {
-    pub(super) fn new(model: Decoder, config: &DecoderConfig, blocks: usize, device: &Device) -> Result<Self> {
-        Ok(Self { model, caches: kv::allocate(config.kv(), blocks, device)? })
+    pub(super) fn new(model: Decoder, shape: KvShape, blocks: usize, device: &Device) -> Result<Self> {
+        Ok(Self { model, caches: kv::allocate(shape, blocks, device)? })
     }
 
     /// A step's fin in f32, `[outputs, hidden]`, and its logits.

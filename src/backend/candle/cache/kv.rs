@@ -2,10 +2,11 @@
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Result, Tensor, bail};
 
+use crate::backend::candle::kernels::KvValue;
 use crate::backend::candle::plan::BLOCK_TOKENS;
 
-/// One layer's keys and values, each `[blocks, kv_heads, BLOCK_TOKENS, head_dim]` in f32: a head's part of a block is
-/// contiguous, so attention reads it in one stride.
+/// One layer's keys and values, each `[blocks, kv_heads, BLOCK_TOKENS, head_dim]`: a head's part of a block is contiguous, so
+/// attention reads it in one stride.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct LayerCache {
     pub(in crate::backend::candle) keys: Tensor,
@@ -18,12 +19,14 @@ pub(in crate::backend::candle) struct KvShape {
     pub(in crate::backend::candle) layers: usize,
     pub(in crate::backend::candle) kv_heads: usize,
     pub(in crate::backend::candle) head_dim: usize,
+    /// F32, BF16 or F8E4M3.
+    pub(in crate::backend::candle) dtype: DType,
 }
 
 impl KvShape {
     /// Bytes that one token's keys and values take over all layers.
     pub(in crate::backend::candle) fn bytes_per_token(self) -> usize {
-        self.layers * 2 * self.kv_heads * self.head_dim * DType::F32.size_in_bytes()
+        self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.size_in_bytes()
     }
 }
 
@@ -33,8 +36,8 @@ pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device
     (0..shape.layers)
         .map(|_| {
             Ok(LayerCache {
-                keys: Tensor::zeros(dims, DType::F32, device)?,
-                values: Tensor::zeros(dims, DType::F32, device)?,
+                keys: Tensor::zeros(dims, shape.dtype, device)?,
+                values: Tensor::zeros(dims, shape.dtype, device)?,
             })
         })
         .collect()
@@ -69,9 +72,7 @@ impl InplaceOp2 for WriteRows<'_> {
     fn cpu_fwd(&self, cache: &mut CpuStorage, to: &Layout, rows: &CpuStorage, from: &Layout) -> Result<()> {
         let (_, heads, _, dim) = to.shape().dims4()?;
         let (count, width) = from.shape().dims2()?;
-        let (CpuStorage::F32(cache), CpuStorage::F32(rows)) = (cache, rows) else {
-            bail!("the key/value cache holds f32 on CPU")
-        };
+        let CpuStorage::F32(rows) = rows else { bail!("keys and values are computed in f32 on CPU") };
         let Some((start, end)) = from.contiguous_offsets() else {
             bail!("rows for the key/value cache must be contiguous")
         };
@@ -79,13 +80,37 @@ impl InplaceOp2 for WriteRows<'_> {
         if count != self.slots.len() || first + heads * dim > width {
             bail!("{count} rows of {width} values do not fit {} slots of {heads} heads", self.slots.len());
         }
-        for (row, &slot) in rows[start..end].chunks_exact(width).zip(self.slots) {
+        let rows = &rows[start..end];
+        let to = Place { first, width, heads, dim };
+        match cache {
+            CpuStorage::F32(cache) => self.write(cache, rows, to),
+            CpuStorage::BF16(cache) => self.write(cache, rows, to),
+            CpuStorage::F8E4M3(cache) => self.write(cache, rows, to),
+            _ => bail!("the key/value cache holds f32, bf16 or e4m3"),
+        }
+        Ok(())
+    }
+}
+
+/// Where in a row the written heads stand, and their sizes.
+#[derive(Clone, Copy)]
+struct Place {
+    first: usize,
+    width: usize,
+    heads: usize,
+    dim: usize,
+}
+
+impl WriteRows<'_> {
+    fn write<T: KvValue>(&self, cache: &mut [T], rows: &[f32], Place { first, width, heads, dim }: Place) {
+        for (row, &slot) in rows.chunks_exact(width).zip(self.slots) {
             let (block, offset) = (slot as usize / BLOCK_TOKENS, slot as usize % BLOCK_TOKENS);
             for (head, values) in row[first..first + heads * dim].chunks_exact(dim).enumerate() {
                 let at = ((block * heads + head) * BLOCK_TOKENS + offset) * dim;
-                cache[at..at + dim].copy_from_slice(values);
+                for (stored, value) in cache[at..at + dim].iter_mut().zip(values) {
+                    *stored = T::store(*value);
+                }
             }
         }
-        Ok(())
     }
 }

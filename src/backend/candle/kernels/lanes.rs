@@ -10,7 +10,7 @@ pub(super) const LANES: usize = 16;
 ///
 /// Implementations for a processor's instructions may be used only inside functions that enable them, after the processor
 /// was asked (see [`super::simd`]); every method is inlined into its caller and so compiled with the caller's features.
-pub(super) trait Lanes: Copy {
+pub(in crate::backend::candle) trait Lanes: Copy {
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
     /// A little-endian IEEE half in every lane.

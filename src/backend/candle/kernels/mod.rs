@@ -3,6 +3,7 @@
 mod dot;
 mod elementwise;
 mod format;
+mod kv_value;
 mod lanes;
 mod matmul;
 mod matrix;
@@ -13,6 +14,7 @@ mod testing;
 
 pub(super) use elementwise::{HeadNorms, HeadPreparation, Turns, add_rms_norm, prepare_heads, rms_norm, swiglu};
 pub(super) use format::Format;
+pub(super) use kv_value::KvValue;
 pub(super) use matmul::matmul;
 pub(super) use matrix::{Matrix, RowOrder};
 pub(super) use paged_attention::{AttentionMap, paged_attention};

@@ -11,6 +11,7 @@ use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use super::elementwise;
+use super::kv_value::{self, KvSlice, KvValue};
 use super::lanes::{LANES, Lanes, exp};
 use super::simd::{self, Kernel};
 use crate::backend::candle::cache::kv::LayerCache;
@@ -73,38 +74,59 @@ impl CustomOp3 for PagedAttention {
     ) -> Result<(CpuStorage, Shape)> {
         let (rows, width) = inputs_at.shape().dims2()?;
         let (_, kv_heads, _, dim) = keys_at.shape().dims4()?;
-        let (keys, values) = (elementwise::values(keys, keys_at)?, elementwise::values(values, values_at)?);
         let inputs = elementwise::values(inputs, inputs_at)?;
         let heads = self.heads;
         if rows != self.map.span_of.len() || !heads.is_multiple_of(kv_heads) || dim != self.dim || heads * dim > width {
             bail!("attention over {rows} rows of {width} values and {heads} heads does not fit its plan");
         }
+        let step = Step { op: self, inputs, rows, width, kv_heads };
+        let out = match (kv_value::slice(keys, keys_at)?, kv_value::slice(values, values_at)?) {
+            (KvSlice::F32(keys), KvSlice::F32(values)) => step.attend(keys, values),
+            (KvSlice::Bf16(keys), KvSlice::Bf16(values)) => step.attend(keys, values),
+            (KvSlice::E4m3(keys), KvSlice::E4m3(values)) => step.attend(keys, values),
+            _ => bail!("keys and values must be stored alike"),
+        };
+        Ok((CpuStorage::F32(out), Shape::from((rows, heads * dim))))
+    }
+}
+
+/// One layer's attention under way.
+struct Step<'a> {
+    op: &'a PagedAttention,
+    inputs: &'a [f32],
+    rows: usize,
+    width: usize,
+    kv_heads: usize,
+}
+
+impl Step<'_> {
+    fn attend<T: KvValue>(&self, keys: &[T], values: &[T]) -> Vec<f32> {
+        let PagedAttention { map, heads, dim, scale } = self.op;
+        let (heads, dim, kv_heads) = (*heads, *dim, self.kv_heads);
         let group = heads / kv_heads;
-        let mut out = vec![0_f32; rows * heads * dim];
+        let mut out = vec![0_f32; self.rows * heads * dim];
         let level = simd::level();
         let one = |scores: &mut Vec<f32>, at: usize, out: &mut [f32]| {
             let (row, kv_head) = (at / kv_heads, at % kv_heads);
-            let first = row * width + kv_head * group * dim;
-            let (blocks, context) = self.map.context(row);
-            simd::run_at(
-                level,
-                HeadGroup {
-                    queries: &inputs[first..first + group * dim],
-                    keys,
-                    values,
-                    dim,
-                    // A head's part of a block is contiguous.
-                    block_stride: kv_heads * BLOCK_TOKENS * dim,
-                    head_offset: kv_head * BLOCK_TOKENS * dim,
-                    blocks,
-                    context,
-                    scale: self.scale,
-                    scores,
-                    out,
-                },
-            );
+            let first = row * self.width + kv_head * group * dim;
+            let (blocks, context) = map.context(row);
+            let group = HeadGroup {
+                queries: &self.inputs[first..first + group * dim],
+                keys,
+                values,
+                dim,
+                // A head's part of a block is contiguous.
+                block_stride: kv_heads * BLOCK_TOKENS * dim,
+                head_offset: kv_head * BLOCK_TOKENS * dim,
+                blocks,
+                context,
+                scale: *scale,
+                scores,
+                out,
+            };
+            simd::run_at(level, group);
         };
-        let work: usize = (0..rows).map(|row| self.map.context(row).1).sum::<usize>() * heads * dim;
+        let work: usize = (0..self.rows).map(|row| map.context(row).1).sum::<usize>() * heads * dim;
         if work < SMALLEST_SHARE {
             let mut scores = Vec::new();
             for (at, out) in out.chunks_exact_mut(group * dim).enumerate() {
@@ -114,7 +136,7 @@ impl CustomOp3 for PagedAttention {
             let parts = out.par_chunks_exact_mut(group * dim).enumerate();
             parts.for_each_init(Vec::new, |scores, (at, out)| one(scores, at, out));
         }
-        Ok((CpuStorage::F32(out), Shape::from((rows, heads * dim))))
+        out
     }
 }
 
@@ -122,11 +144,11 @@ impl CustomOp3 for PagedAttention {
 const SMALLEST_SHARE: usize = 1 << 15;
 
 /// The query heads of one row that share a key head.
-struct HeadGroup<'a> {
+struct HeadGroup<'a, T> {
     /// `[heads of the group, dim]`.
     queries: &'a [f32],
-    keys: &'a [f32],
-    values: &'a [f32],
+    keys: &'a [T],
+    values: &'a [T],
     dim: usize,
     block_stride: usize,
     head_offset: usize,
@@ -138,7 +160,7 @@ struct HeadGroup<'a> {
     out: &'a mut [f32],
 }
 
-impl Kernel for HeadGroup<'_> {
+impl<T: KvValue> Kernel for HeadGroup<'_, T> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { queries, keys, values, dim, context, scale, scores, out, .. } = self;
@@ -157,7 +179,7 @@ impl Kernel for HeadGroup<'_> {
             let block = &keys[start..start + count * dim];
             for (token, key) in block.chunks_exact(dim).enumerate() {
                 for (head, query) in queries.chunks_exact(dim).enumerate() {
-                    scores[head * padded + first + token] = dot::<L>(query, key) * scale;
+                    scores[head * padded + first + token] = dot::<L, T>(query, key) * scale;
                 }
             }
         }
@@ -175,7 +197,7 @@ impl Kernel for HeadGroup<'_> {
             for (head, out) in out.chunks_exact_mut(dim).enumerate() {
                 let weights = &scores[head * padded + first..head * padded + first + count];
                 for (weight, value) in weights.iter().zip(block.chunks_exact(dim)) {
-                    add_scaled::<L>(out, *weight, value);
+                    add_scaled::<L, T>(out, *weight, value);
                 }
             }
         }
@@ -184,28 +206,28 @@ impl Kernel for HeadGroup<'_> {
 
 /// `out += weight * value`.
 #[inline(always)]
-fn add_scaled<L: Lanes>(out: &mut [f32], weight: f32, value: &[f32]) {
+fn add_scaled<L: Lanes, T: KvValue>(out: &mut [f32], weight: f32, value: &[T]) {
     let (outs, end_outs) = out.as_chunks_mut::<LANES>();
     let (values, end_values) = value.as_chunks::<LANES>();
     for (out, value) in outs.iter_mut().zip(values) {
-        L::load(value).multiply_add(L::splat(weight), L::load(out)).store(out);
+        T::lanes::<L>(value).multiply_add(L::splat(weight), L::load(out)).store(out);
     }
     for (out, value) in end_outs.iter_mut().zip(end_values) {
-        *out += weight * value;
+        *out += weight * value.load();
     }
 }
 
 #[inline(always)]
-fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    let (a_lanes, a_end) = a.as_chunks::<LANES>();
-    let (b_lanes, b_end) = b.as_chunks::<LANES>();
+fn dot<L: Lanes, T: KvValue>(query: &[f32], key: &[T]) -> f32 {
+    let (queries, end_queries) = query.as_chunks::<LANES>();
+    let (keys, end_keys) = key.as_chunks::<LANES>();
     let mut sums = L::zero();
-    for (a, b) in a_lanes.iter().zip(b_lanes) {
-        sums = L::load(a).multiply_add(L::load(b), sums);
+    for (query, key) in queries.iter().zip(keys) {
+        sums = L::load(query).multiply_add(T::lanes::<L>(key), sums);
     }
     let mut sum = sums.sum();
-    for (a, b) in a_end.iter().zip(b_end) {
-        sum += a * b;
+    for (query, key) in end_queries.iter().zip(end_keys) {
+        sum += query * key.load();
     }
     sum
 }
@@ -235,7 +257,7 @@ mod tests {
     use super::*;
     use crate::backend::candle::cache::kv::{KvShape, allocate};
     use crate::backend::candle::kernels::testing;
-    use candle_core::{D, Device};
+    use candle_core::{D, DType, Device};
 
     /// Attention as the textbook has it, over whole tensors: softmax(q kᵀ / √d, causal) v with repeated key heads.
     fn textbook(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Tensor {
@@ -263,7 +285,7 @@ mod tests {
         };
         let (q, k, v) =
             (normal((rows, heads, dim)), normal((context, kv_heads, dim)), normal((context, kv_heads, dim)));
-        let shape = KvShape { layers: 1, kv_heads, head_dim: dim };
+        let shape = KvShape { layers: 1, kv_heads, head_dim: dim, dtype: DType::F32 };
         let cache = allocate(shape, 8, &Device::Cpu).unwrap().remove(0);
         let blocks = [5_u32, 0, 7];
         let slots: Vec<u32> = (0..context).map(|t| blocks[t / BLOCK_TOKENS] * 16 + (t % BLOCK_TOKENS) as u32).collect();

@@ -1,5 +1,6 @@
 //! What a model is made of, read from `config.json` or from GGUF metadata.
 
+use candle_core::DType;
 use serde_json::Value;
 
 use super::layers::{AttentionShape, MoeShape, RopeTable};
@@ -79,8 +80,8 @@ impl DecoderConfig {
     }
 
     /// Sizes of the key/value cache.
-    pub(in crate::backend::candle) fn kv(&self) -> KvShape {
-        KvShape { layers: self.layers, kv_heads: self.attention.kv_heads, head_dim: self.attention.head_dim }
+    pub(in crate::backend::candle) fn kv(&self, dtype: DType) -> KvShape {
+        KvShape { layers: self.layers, kv_heads: self.attention.kv_heads, head_dim: self.attention.head_dim, dtype }
     }
 
     fn from_json(json: &Value) -> Result<Self, LoadError> {

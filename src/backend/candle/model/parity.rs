@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use candle_core::quantized::gguf_file;
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::config::DecoderConfig;
@@ -62,7 +62,7 @@ impl Machine {
         let model = super::load(checkpoint, &config, &Device::Cpu, &|_, _| {}).unwrap();
         let blocks = 64;
         Self {
-            runner: ModelRunner::new(model, &config, blocks, &Device::Cpu).unwrap(),
+            runner: ModelRunner::new(model, config.kv(DType::F32), blocks, &Device::Cpu).unwrap(),
             scheduler: Scheduler::new(SchedulerConfig {
                 max_running: EngineOptions::default().max_running,
                 prefill_chunk,
