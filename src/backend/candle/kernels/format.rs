@@ -134,10 +134,9 @@ impl Decode for Q4_0 {
     #[inline(always)]
     fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
         // (q - 8) * scale, with the subtraction as the product's addend: both forms are exact in f32.
-        let scale = L::splat_f16(bytes_at(block, 0));
+        let scale = L::splat(half(bytes_at(block, 0)));
         let shift = scale.multiply(L::splat(-8.0));
-        let [low, high] = L::from_nibbles(&bytes_at(block, 2));
-        [low.multiply_add(scale, shift), high.multiply_add(scale, shift)]
+        L::scaled_nibbles(&bytes_at(block, 2), scale, shift)
     }
 }
 
@@ -152,9 +151,8 @@ impl Decode for Q4_1 {
 
     #[inline(always)]
     fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
-        let (scale, minimum) = (L::splat_f16(bytes_at(block, 0)), L::splat_f16(bytes_at(block, 2)));
-        let [low, high] = L::from_nibbles(&bytes_at(block, 4));
-        [low.multiply_add(scale, minimum), high.multiply_add(scale, minimum)]
+        let (scale, minimum) = (L::splat(half(bytes_at(block, 0))), L::splat(half(bytes_at(block, 2))));
+        L::scaled_nibbles(&bytes_at(block, 4), scale, minimum)
     }
 }
 
@@ -169,7 +167,7 @@ impl Decode for Q8_0 {
 
     #[inline(always)]
     fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
-        let scale = L::splat_f16(bytes_at(block, 0));
+        let scale = L::splat(half(bytes_at(block, 0)));
         let (low, high) =
             (L::from_signed_bytes(&bytes_at(block, 2)), L::from_signed_bytes(&bytes_at(block, 2 + LANES)));
         [low.multiply_add(scale, L::zero()), high.multiply_add(scale, L::zero())]
@@ -189,6 +187,24 @@ fn bytes_at<const N: usize, const B: usize>(block: &[u8; B], at: usize) -> [u8; 
     let mut bytes = [0; N];
     bytes.copy_from_slice(&block[at..at + N]);
     bytes
+}
+
+/// Every IEEE half as f32. A block's scale is then one load, straight into all lanes; converting it was the slowest part of
+/// decoding a block.
+#[allow(long_running_const_eval, reason = "65,536 conversions, a moment of compiling")]
+static HALVES: [f32; 1 << 16] = {
+    let mut table = [0.0; 1 << 16];
+    let mut bits = 0;
+    while bits < table.len() {
+        table[bits] = f16::from_bits(bits as u16).to_f32_const();
+        bits += 1;
+    }
+    table
+};
+
+#[inline(always)]
+fn half(bytes: [u8; 2]) -> f32 {
+    HALVES[usize::from(u16::from_le_bytes(bytes))]
 }
 
 #[cfg(test)]

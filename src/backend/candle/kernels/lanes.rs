@@ -13,8 +13,6 @@ pub(super) const LANES: usize = 16;
 pub(in crate::backend::candle) trait Lanes: Copy {
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
-    /// A little-endian IEEE half in every lane.
-    fn splat_f16(bytes: [u8; 2]) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
     fn store(self, values: &mut [f32; LANES]);
     /// As little-endian f32.
@@ -36,6 +34,13 @@ pub(in crate::backend::candle) trait Lanes: Copy {
     fn from_signed_bytes(bytes: &[u8; LANES]) -> Self;
     /// The low four bits of each byte, and the high four.
     fn from_nibbles(bytes: &[u8; LANES]) -> [Self; 2];
+    /// The low four bits `q` of each byte, and the high four, as `q * scale + minimum`, rounded once where
+    /// [`Lanes::multiply_add`] rounds once.
+    #[inline(always)]
+    fn scaled_nibbles(bytes: &[u8; LANES], scale: Self, minimum: Self) -> [Self; 2] {
+        let [low, high] = Self::from_nibbles(bytes);
+        [low.multiply_add(scale, minimum), high.multiply_add(scale, minimum)]
+    }
     /// Little-endian f32.
     fn from_f32(bytes: &[u8; 4 * LANES]) -> Self;
     /// Little-endian bf16.
@@ -76,10 +81,6 @@ impl Lanes for Portable {
 
     fn splat(value: f32) -> Self {
         Self([value; LANES])
-    }
-
-    fn splat_f16(bytes: [u8; 2]) -> Self {
-        Self([half::f16::from_le_bytes(bytes).to_f32(); LANES])
     }
 
     fn load(values: &[f32; LANES]) -> Self {
@@ -200,11 +201,6 @@ mod x86 {
         }
 
         #[inline(always)]
-        fn splat_f16(bytes: [u8; 2]) -> Self {
-            unsafe { Self(_mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(bytes)))) }
-        }
-
-        #[inline(always)]
         fn load(values: &[f32; LANES]) -> Self {
             unsafe { Self(_mm512_loadu_ps(values.as_ptr())) }
         }
@@ -274,6 +270,19 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn scaled_nibbles(bytes: &[u8; LANES], scale: Self, minimum: Self) -> [Self; 2] {
+            unsafe {
+                // Four bits have sixteen values: all of them are computed at once, and each lane picks its own.
+                let numbers = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
+                let values = _mm512_fmadd_ps(numbers, scale.0, minimum.0);
+                let all = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+                let high = _mm512_srli_epi32::<4>(all);
+                // The instruction looks at the low four bits of an index alone.
+                [Self(_mm512_permutexvar_ps(all, values)), Self(_mm512_permutexvar_ps(high, values))]
+            }
+        }
+
+        #[inline(always)]
         fn from_f32(bytes: &[u8; 4 * LANES]) -> Self {
             unsafe { Self(_mm512_loadu_ps(bytes.as_ptr().cast())) }
         }
@@ -309,14 +318,6 @@ mod x86 {
         #[inline(always)]
         fn splat(value: f32) -> Self {
             unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
-        }
-
-        #[inline(always)]
-        fn splat_f16(bytes: [u8; 2]) -> Self {
-            unsafe {
-                let eight = _mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(bytes)));
-                Self(eight, eight)
-            }
         }
 
         #[inline(always)]

@@ -20,9 +20,11 @@ use super::simd;
 
 /// Up to this many activation rows, threads share the weights (each reads a part of them); above it they share the rows.
 const FEW_ROWS: usize = 32;
-/// A thread's smallest share of a product, in multiplications: about 10 microseconds, several times what waking a
-/// thread costs.
-const SMALLEST_SHARE: usize = 1 << 17;
+/// A thread's smallest share of a product, in multiplications: about 3 microseconds, more than handing it over costs.
+const SMALLEST_SHARE: usize = 1 << 15;
+/// A product of this many multiplications a thread is cut finer than there are threads, so that one that is held up
+/// elsewhere does not hold up the product; smaller ones lose more by cutting.
+const LARGE_SHARE: usize = 1 << 21;
 
 /// `x` `[rows, columns]` times each matrix's transpose, side by side: `[rows, sum of the matrices' rows]`.
 ///
@@ -71,8 +73,10 @@ impl Product<'_> {
             return Vec::new();
         }
         let mut transposed = vec![0_f32; rows * outputs];
-        let share = SMALLEST_SHARE.div_ceil(self.columns * rows).next_multiple_of(GROUP);
-        let chunk = outputs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(GROUP).max(share);
+        let threads = rayon::current_num_threads();
+        let work = outputs * self.columns * rows;
+        let parts = if work > LARGE_SHARE * threads { 4 * threads } else { threads.min(work.div_ceil(SMALLEST_SHARE)) };
+        let chunk = outputs.div_ceil(parts.max(1)).next_multiple_of(GROUP);
         let level = simd::level();
         transposed.par_chunks_mut(chunk * rows).enumerate().for_each(|(at, out)| {
             let mut scratch = Vec::new();

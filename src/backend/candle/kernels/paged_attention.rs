@@ -103,12 +103,15 @@ impl Step<'_> {
     fn attend<T: KvValue>(&self, keys: &[T], values: &[T]) -> Vec<f32> {
         let PagedAttention { map, heads, dim, scale } = self.op;
         let (heads, dim, kv_heads) = (*heads, *dim, self.kv_heads);
-        let group = heads / kv_heads;
+        let whole_group = heads / kv_heads;
+        // The heads of a group share each read of a key, unless there would be too few groups to go round.
+        let group = if self.rows * kv_heads < 4 * rayon::current_num_threads() { 1 } else { whole_group };
         let mut out = vec![0_f32; self.rows * heads * dim];
         let level = simd::level();
         let one = |scores: &mut Vec<f32>, at: usize, out: &mut [f32]| {
-            let (row, kv_head) = (at / kv_heads, at % kv_heads);
-            let first = row * self.width + kv_head * group * dim;
+            let (row, head) = (at / (heads / group), at % (heads / group) * group);
+            let kv_head = head / whole_group;
+            let first = row * self.width + head * dim;
             let (blocks, context) = map.context(row);
             let group = HeadGroup {
                 queries: &self.inputs[first..first + group * dim],
