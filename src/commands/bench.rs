@@ -44,9 +44,13 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let mut engine = args.engine;
     engine.max_running_requests = args.batch.iter().copied().max().unwrap_or(1).max(engine.max_running_requests);
+    let longest = args.prompt_tokens + args.new_tokens;
+    if engine.max_total_tokens.is_none() && engine.mem_fraction.is_none() {
+        // Room for all at once: a request that waits for another's blocks would be measured as slow.
+        engine.max_total_tokens = Some(engine.max_running_requests.saturating_mul(longest.next_multiple_of(16) + 16));
+    }
     let backend = load::candle(&checkpoint, &engine).await?;
     let info = backend.info();
-    let longest = args.prompt_tokens + args.new_tokens;
     if longest > info.context {
         bail!("{longest} tokens do not fit the context of {}; lower --prompt-tokens or --new-tokens", info.context);
     }
