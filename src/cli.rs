@@ -94,7 +94,7 @@ pub enum Switch {
 /// Which model, and how it is served.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
-    /// The served model's name: one of the compiled-in specs.
+    /// The model's name: one of the compiled-in specs, qwen3.6-35b-a3b or smollm2-135m-instruct.
     #[arg(long, env = "MODEL", value_name = "NAME")]
     pub model: Option<String>,
     /// A model spec in a file, in place of a compiled-in one (see models/*.toml).
@@ -155,7 +155,7 @@ impl From<KvCacheDtype> for KvDtype {
 pub enum BackendKind {
     /// The model in this process.
     Candle,
-    /// An sglang serve over HTTP.
+    /// An sglang serve over HTTP (not built yet).
     Sglang,
 }
 
@@ -235,6 +235,9 @@ pub struct VerifyArgs {
     /// How it runs.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Judge the hidden states alone, also where the proof names another checkpoint (model_root differs).
+    #[arg(long)]
+    pub any_root: bool,
     /// Print the whole report as JSON.
     #[arg(long)]
     pub json: bool,

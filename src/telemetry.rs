@@ -11,6 +11,8 @@ pub fn init() {
     // Colours are for people; log files stay plain. A second call, in tests, finds a subscriber already there.
     let _ = tracing_subscriber::fmt()
         .with_ansi(stderr().is_terminal())
+        // Where standard error is gone there is nobody to tell, least of all that it is gone: telling would panic.
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_writer(stderr)
         .with_target(false)

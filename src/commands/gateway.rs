@@ -21,7 +21,7 @@ pub(super) async fn run(args: GatewayArgs) -> anyhow::Result<ExitCode> {
         miners = gateway.ws_url(),
         buyers = format!("{}/v1", gateway.http_url()),
         legs = args.legs,
-        "the gateway listens"
+        "dial and ask here"
     );
     gateway.run(interrupted()).await?;
     Ok(ExitCode::SUCCESS)

@@ -12,9 +12,6 @@ use crate::cli::{BackendKind, MineArgs};
 use crate::machine;
 use crate::session::{self, DEFAULT_SLOTS_PER_LEG, Identity, Worker, WorkerConfig, identity};
 
-/// The model that the network serves.
-const DEFAULT_MODEL: &str = "qwen3.6-35b-a3b";
-
 pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     if args.backend == BackendKind::Sglang {
         bail!("--backend sglang is not built yet: use --backend candle");
@@ -22,7 +19,11 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     if args.miner_key.is_blank() {
         bail!("MINER_KEY is empty: set it to the key that the network's console gave you");
     }
-    let mut spec = load::spec(&args.model, DEFAULT_MODEL)?;
+    // No default: a miner that says it serves another model than it does is judged a cheat.
+    if args.model.model.is_none() && args.model.spec.is_none() {
+        bail!("which model does the checkpoint hold? Give --model (MODEL) its name, or --spec a file");
+    }
+    let mut spec = load::spec(&args.model, "")?;
     if let Some(tokens) = args.max_input_tokens {
         spec.max_input_tokens = tokens.min(spec.max_input_tokens);
     }

@@ -10,6 +10,7 @@ use super::load;
 use crate::checkpoint::Checkpoint;
 use crate::cli::VerifyArgs;
 use crate::spec::DEMO_MODEL;
+use crate::telemetry::one_line;
 use crate::verify::{ProofRecord, Report, VerifyError, verify};
 
 /// The exit code of a proof that fails: not 1, which says that it could not be judged.
@@ -31,6 +32,14 @@ pub(super) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     let mut out = std::io::stdout().lock();
+    if !report.same_root && !args.any_root {
+        let (claimed, ours) = (one_line(&record.commitment.model_root), model_root);
+        writeln!(
+            out,
+            "FAIL: the commitment names the checkpoint {claimed}, this one is {ours} (--any-root judges all the same)"
+        )?;
+        return Ok(ExitCode::from(FAILED));
+    }
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;

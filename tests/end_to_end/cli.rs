@@ -1,8 +1,9 @@
 //! The program as a user runs it: bad input gives one clear line and a non-zero exit.
 
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use engy_miner::gateway::{Gateway, GatewayConfig};
 use engy_miner::protocol::MinerKey;
@@ -74,6 +75,8 @@ fn flags_that_cannot_be_used() {
     fails_with(mine(&llama, dir.path()).env("MINER_KEY", "").output().unwrap(), "MINER_KEY is empty");
     fails_with(mine(&llama, dir.path()).args(["--worker-name", "../x"]).output().unwrap(), "worker name");
     fails_with(mine(&llama, dir.path()).args(["--max-request-s", "nan"]).output().unwrap(), "--max-request-s");
+    let unnamed = engy_miner(&["mine", "--checkpoint", "x"]).env("MINER_KEY", "mk-secret").output().unwrap();
+    fails_with(unnamed, "which model does the checkpoint hold?");
     let unknown = engy_miner(&["demo", "--model", "gpt-5", "--checkpoint", "x"]).output().unwrap();
     fails_with(unknown, "no spec for the model \"gpt-5\"");
     let home = engy_miner(&["demo"]).env("HOME", dir.path()).output().unwrap();
@@ -99,6 +102,24 @@ async fn a_wrong_key() {
     command.env("GW", url);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     fails_with(output, "refuses this worker: unknown miner key");
+}
+
+/// A log reader that goes away must not take the miner with it.
+#[test]
+fn a_closed_standard_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut miner = mine(&fixture("models/tiny-llama"), dir.path());
+    miner.env("ENGY_LOG", "trace").stderr(Stdio::piped()).stdout(Stdio::null());
+    let mut miner = miner.spawn().unwrap();
+    // Read until it dials, which it does for ever, then close the pipe: its next log line meets no reader.
+    let mut lines = BufReader::new(miner.stderr.take().unwrap()).lines();
+    while !lines.next().unwrap().unwrap().contains("cannot dial the gateway") {}
+    drop(lines);
+    // It goes on until it is told to stop, and then ends as asked.
+    let stopped = Command::new("kill").args(["-TERM", &miner.id().to_string()]).status().unwrap();
+    assert!(stopped.success());
+    let status = miner.wait().unwrap();
+    assert!(status.code() == Some(0) || status.code() == Some(124), "{status:?}");
 }
 
 #[test]
