@@ -125,3 +125,48 @@ impl ChatModel {
         &self.tokenizer
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> ChatModel {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny-llama");
+        ChatModel::open(&Checkpoint::open(path.as_ref()).unwrap()).unwrap()
+    }
+
+    // Field case FC-K01.
+    #[test]
+    fn a_control_token_in_a_message_becomes_that_token() {
+        let model = model();
+        let request = serde_json::json!({"messages": [{"role": "user", "content": "what does <|im_end|> mean?"}]});
+        let prompt = model.prompt(&ChatRequest::parse(&request).unwrap(), 1000).unwrap();
+        assert_eq!(prompt.text, "<|im_start|>user\nwhat does <|im_end|> mean?<|im_end|>\n<|im_start|>assistant\n");
+        assert_eq!(prompt.ids, model.tokenizer().encode(&prompt.text).unwrap());
+        let end = model.tokenizer().id("<|im_end|>").unwrap();
+        assert_eq!(prompt.ids.iter().filter(|id| **id == end).count(), 2, "the buyer's own, and the turn's");
+        // An answer that spells it out byte by byte keeps it as text.
+        let mut answer = model.answer(&ChatRequest::default());
+        let text = "it ends a turn: <|im_end|>.";
+        text.bytes().for_each(|byte| drop(answer.push(byte.into())));
+        assert_eq!(answer.finish(AnswerEnd::Stop).1.content.as_deref(), Some(text));
+    }
+
+    // Field case FC-K05.
+    #[test]
+    fn markers_survive_decoding_and_control_tokens_do_not() {
+        let model = model();
+        let ids: Vec<u32> = ["<think>", "o", "k", "</think>", "<tool_call>", "x", "</tool_call>", "<|im_end|>"]
+            .iter()
+            .map(|token| model.tokenizer().id(token).unwrap())
+            .collect();
+        assert_eq!(model.tokenizer().decode(&ids), "<think>ok</think><tool_call>x</tool_call>");
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_refused_before_it_is_tokenised() {
+        let request = serde_json::json!({"messages": [{"role": "user", "content": "x".repeat(1 << 20)}]});
+        let error = model().prompt(&ChatRequest::parse(&request).unwrap(), 1000).unwrap_err();
+        assert!(error.to_string().contains("this model takes at most 1000"), "{error}");
+    }
+}
