@@ -11,6 +11,7 @@ use super::simd::{self, Kernel, Level};
 pub(super) const GROUP: usize = 4;
 /// Activation rows of a tile.
 pub(super) const TILE: usize = 4;
+
 /// Up to [`GROUP`] weight rows of one format; where there are fewer, the last stands for the missing ones.
 pub(super) struct Group<'a> {
     pub(super) rows: [&'a [u8]; GROUP],

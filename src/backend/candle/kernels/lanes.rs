@@ -32,15 +32,9 @@ pub(in crate::backend::candle) trait Lanes: Copy {
     fn times_power_of_two(self, n: Self) -> Self;
     /// Signed bytes.
     fn from_signed_bytes(bytes: &[u8; LANES]) -> Self;
-    /// The low four bits of each byte, and the high four.
-    fn from_nibbles(bytes: &[u8; LANES]) -> [Self; 2];
     /// The low four bits `q` of each byte, and the high four, as `q * scale + minimum`, rounded once where
     /// [`Lanes::multiply_add`] rounds once.
-    #[inline(always)]
-    fn scaled_nibbles(bytes: &[u8; LANES], scale: Self, minimum: Self) -> [Self; 2] {
-        let [low, high] = Self::from_nibbles(bytes);
-        [low.multiply_add(scale, minimum), high.multiply_add(scale, minimum)]
-    }
+    fn scaled_nibbles(bytes: &[u8; LANES], scale: Self, minimum: Self) -> [Self; 2];
     /// Little-endian f32.
     fn from_f32(bytes: &[u8; 4 * LANES]) -> Self;
     /// Little-endian bf16.
@@ -136,8 +130,9 @@ impl Lanes for Portable {
         Self(bytes.map(|byte| f32::from(byte.cast_signed())))
     }
 
-    fn from_nibbles(bytes: &[u8; LANES]) -> [Self; 2] {
-        [Self(bytes.map(|byte| f32::from(byte & 15))), Self(bytes.map(|byte| f32::from(byte >> 4)))]
+    fn scaled_nibbles(bytes: &[u8; LANES], scale: Self, minimum: Self) -> [Self; 2] {
+        let (low, high) = (bytes.map(|byte| f32::from(byte & 15)), bytes.map(|byte| f32::from(byte >> 4)));
+        [Self(low).multiply_add(scale, minimum), Self(high).multiply_add(scale, minimum)]
     }
 
     fn from_f32(bytes: &[u8; 4 * LANES]) -> Self {
@@ -258,15 +253,6 @@ mod x86 {
         #[inline(always)]
         fn from_signed_bytes(bytes: &[u8; LANES]) -> Self {
             unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())))) }
-        }
-
-        #[inline(always)]
-        fn from_nibbles(bytes: &[u8; LANES]) -> [Self; 2] {
-            unsafe {
-                let all = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
-                let low = _mm512_and_si512(all, _mm512_set1_epi32(15));
-                [Self(_mm512_cvtepi32_ps(low)), Self(_mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(all)))]
-            }
         }
 
         #[inline(always)]
@@ -393,13 +379,14 @@ mod x86 {
         }
 
         #[inline(always)]
-        fn from_nibbles(bytes: &[u8; LANES]) -> [Self; 2] {
+        fn scaled_nibbles(bytes: &[u8; LANES], scale: Self, minimum: Self) -> [Self; 2] {
             unsafe {
                 let all = _mm_loadu_si128(bytes.as_ptr().cast());
                 let (first, last) = (_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(all)));
                 let low = |part| _mm256_cvtepi32_ps(_mm256_and_si256(part, _mm256_set1_epi32(15)));
                 let high = |part| _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(part));
-                [Self(low(first), low(last)), Self(high(first), high(last))]
+                let (low, high) = (Self(low(first), low(last)), Self(high(first), high(last)));
+                [low.multiply_add(scale, minimum), high.multiply_add(scale, minimum)]
             }
         }
 

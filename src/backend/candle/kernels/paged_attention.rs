@@ -5,6 +5,7 @@
 //! computed by itself in a fixed order, so it does not depend on what else is in the batch: prefill, decode and a
 //! verifier's recompute agree bit for bit on this step.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
@@ -117,12 +118,13 @@ impl Step<'_> {
                 queries: &self.inputs[first..first + group * dim],
                 keys,
                 values,
-                dim,
-                // A head's part of a block is contiguous.
-                block_stride: kv_heads * BLOCK_TOKENS * dim,
-                head_offset: kv_head * BLOCK_TOKENS * dim,
-                blocks,
-                context,
+                paged: Paged {
+                    blocks,
+                    context,
+                    dim,
+                    block_stride: kv_heads * BLOCK_TOKENS * dim,
+                    head_offset: kv_head * BLOCK_TOKENS * dim,
+                },
                 scale: *scale,
                 scores,
                 out,
@@ -146,17 +148,36 @@ impl Step<'_> {
 /// Multiplications below which a single thread is faster than waking others.
 const SMALLEST_SHARE: usize = 1 << 15;
 
+/// Where one head's vectors of a sequence lie in a paged tensor.
+#[derive(Clone, Copy)]
+struct Paged<'a> {
+    blocks: &'a [u32],
+    /// Tokens that are looked at.
+    context: usize,
+    dim: usize,
+    block_stride: usize,
+    /// A head's part of a block is contiguous, and begins here.
+    head_offset: usize,
+}
+
+impl Paged<'_> {
+    /// Of the sequence's block number `at`: its first token, how many of its tokens are looked at, and where they lie.
+    #[inline(always)]
+    fn part(&self, at: usize) -> (usize, usize, Range<usize>) {
+        let first = at * BLOCK_TOKENS;
+        let count = BLOCK_TOKENS.min(self.context - first);
+        let start = self.blocks[at] as usize * self.block_stride + self.head_offset;
+        (first, count, start..start + count * self.dim)
+    }
+}
+
 /// The query heads of one row that share a key head.
 struct HeadGroup<'a, T> {
     /// `[heads of the group, dim]`.
     queries: &'a [f32],
     keys: &'a [T],
     values: &'a [T],
-    dim: usize,
-    block_stride: usize,
-    head_offset: usize,
-    blocks: &'a [u32],
-    context: usize,
+    paged: Paged<'a>,
     scale: f32,
     scores: &'a mut Vec<f32>,
     /// `[heads of the group, dim]`, zeros.
@@ -166,20 +187,16 @@ struct HeadGroup<'a, T> {
 impl<T: KvValue> Kernel for HeadGroup<'_, T> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { queries, keys, values, dim, context, scale, scores, out, .. } = self;
+        let Self { queries, keys, values, paged, scale, scores, out } = self;
+        let Paged { dim, context, .. } = paged;
         let heads = queries.len() / dim;
         // Padded to whole vectors, so that the softmax has no end to treat apart.
         let padded = context.next_multiple_of(LANES);
         scores.clear();
         scores.resize(heads * padded, f32::NEG_INFINITY);
-        for (at, &block) in self.blocks.iter().enumerate() {
-            let first = at * BLOCK_TOKENS;
-            if first >= context {
-                break;
-            }
-            let count = BLOCK_TOKENS.min(context - first);
-            let start = block as usize * self.block_stride + self.head_offset;
-            let block = &keys[start..start + count * dim];
+        for at in 0..context.div_ceil(BLOCK_TOKENS) {
+            let (first, _, place) = paged.part(at);
+            let block = &keys[place];
             for (token, key) in block.chunks_exact(dim).enumerate() {
                 for (head, query) in queries.chunks_exact(dim).enumerate() {
                     scores[head * padded + first + token] = dot::<L, T>(query, key) * scale;
@@ -189,14 +206,9 @@ impl<T: KvValue> Kernel for HeadGroup<'_, T> {
         for scores in scores.chunks_exact_mut(padded) {
             softmax::<L>(scores);
         }
-        for (at, &block) in self.blocks.iter().enumerate() {
-            let first = at * BLOCK_TOKENS;
-            if first >= context {
-                break;
-            }
-            let count = BLOCK_TOKENS.min(context - first);
-            let start = block as usize * self.block_stride + self.head_offset;
-            let block = &values[start..start + count * dim];
+        for at in 0..context.div_ceil(BLOCK_TOKENS) {
+            let (first, count, place) = paged.part(at);
+            let block = &values[place];
             for (head, out) in out.chunks_exact_mut(dim).enumerate() {
                 let weights = &scores[head * padded + first..head * padded + first + count];
                 for (weight, value) in weights.iter().zip(block.chunks_exact(dim)) {
