@@ -35,6 +35,10 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show the whole way on this machine: gateway, miner, a question, its proof, the recompute.
     Demo(DemoArgs),
+    /// Show what a model takes in memory and how many tokens fit, without loading it.
+    ///
+    /// Needs config.json and the weight files' headers, or config.json and the index where the weights are not here yet.
+    Plan(PlanArgs),
     /// Measure this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -264,6 +268,20 @@ pub struct DemoArgs {
     /// What to ask.
     #[arg(default_value = "What is the capital of France?")]
     pub question: String,
+}
+
+/// `engy-miner plan`
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// A model folder (Hugging Face) or a .gguf file.
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// How it would run.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A whole number from 1 to `most`.

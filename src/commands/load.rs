@@ -27,16 +27,21 @@ pub(super) fn spec(args: &ModelArgs, default: &str) -> anyhow::Result<ModelSpec>
     Ok(spec)
 }
 
-/// Loads the candle backend, off the async threads.
-pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
-    let options = EngineOptions {
+/// The engine's options by its flags.
+pub(super) fn options(args: &EngineArgs) -> EngineOptions {
+    EngineOptions {
         max_running: args.max_running_requests,
         prefill_chunk: args.chunked_prefill_size,
         max_total_tokens: args.max_total_tokens,
         prefix_tokens: args.prefix_cache_tokens,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
-    };
+    }
+}
+
+/// Loads the candle backend, off the async threads.
+pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
+    let options = options(args);
     let checkpoint = checkpoint.clone();
     let backend = tokio::task::spawn_blocking(move || {
         let bar = bar(checkpoint.path());

@@ -5,6 +5,7 @@ mod demo;
 mod gateway;
 mod load;
 mod mine;
+mod plan;
 mod verify;
 
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Gateway(args) => gateway::run(args).await,
         Command::Verify(args) => verify::run(args).await,
         Command::Demo(args) => demo::run(args).await,
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(BenchCommand::Engine(args)) => bench::engine(args).await,
     }
 }

@@ -7,6 +7,7 @@
 mod cache;
 mod engine;
 mod kernels;
+mod memory;
 mod model;
 mod plan;
 mod runner;
@@ -19,6 +20,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use self::engine::{EngineConfig, EngineHandle};
+pub use self::memory::{MemoryPlan, RankPlan};
 use self::model::config::DecoderConfig;
 use self::plan::BLOCK_TOKENS;
 use self::runner::ModelRunner;
@@ -75,7 +77,7 @@ impl KvDtype {
 impl EngineOptions {
     /// Default size of the key/value cache on CPU. Pages of it are taken from the system only when they are first
     /// used, so an idle engine does not hold it.
-    pub const DEFAULT_CACHE_BYTES: usize = 2 << 30;
+    pub const DEFAULT_CACHE_BYTES: u64 = 2 << 30;
 }
 
 impl Default for EngineOptions {
@@ -109,7 +111,8 @@ impl CandleBackend {
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
         let device = Device::Cpu;
         let config = DecoderConfig::read(checkpoint)?;
-        let blocks = cache_blocks(&config, options)?;
+        let free = machine::memory().map(|memory| memory.available);
+        let blocks = MemoryPlan::with_memory(checkpoint, &config, options, free)?.cache_blocks()?;
         // What the cache cannot hold is no context, whatever the model was made for.
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
         let tensor_error = |source| LoadError::Tensor { name: "the key/value cache".into(), source };
@@ -169,31 +172,4 @@ impl Backend for CandleBackend {
     fn load(&self) -> Load {
         self.engine.load()
     }
-}
-
-/// Blocks of the key/value cache.
-fn cache_blocks(config: &DecoderConfig, options: &EngineOptions) -> Result<u32, LoadError> {
-    let bytes_per_token = config.kv(options.kv_dtype.dtype()).bytes_per_token().max(1);
-    let free = machine::memory().map(|memory| memory.available);
-    let budget = match (options.mem_fraction, free) {
-        (Some(fraction), Some(free)) => (free as f64 * fraction.clamp(0.0, 1.0)) as usize,
-        _ => EngineOptions::DEFAULT_CACHE_BYTES,
-    };
-    // More than one context is of use to several requests at once, and only if it was asked for.
-    let contexts = if options.mem_fraction.is_some() { options.max_running.max(1) } else { 1 };
-    let default = || (budget / bytes_per_token).min(config.context.saturating_mul(contexts));
-    let tokens = options.max_total_tokens.unwrap_or_else(default);
-    let bytes = tokens.saturating_mul(bytes_per_token) as u64;
-    // A refused allocation would end the process without a word.
-    if let Some(available) = free.filter(|available| bytes > *available) {
-        return Err(LoadError::Config(format!(
-            "a key/value cache of {tokens} tokens takes {bytes} bytes and {available} are free; lower --max-total-tokens"
-        )));
-    }
-    let blocks = tokens.div_ceil(BLOCK_TOKENS).max(1);
-    // Slots are numbered in 32 bits.
-    u32::try_from(blocks)
-        .ok()
-        .filter(|blocks| blocks.checked_mul(BLOCK_TOKENS as u32).is_some())
-        .ok_or_else(|| LoadError::Config(format!("a key/value cache of {tokens} tokens is too large")))
 }

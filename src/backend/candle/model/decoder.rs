@@ -45,10 +45,11 @@ impl Decoder {
         weights: &dyn WeightSource,
         device: &Device,
     ) -> std::result::Result<Self, LoadError> {
-        let embedding = weights.embedding("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let norm = |name: &str| weights.norm(name, config.hidden, config.norm_eps);
+        let prefix = config.prefix;
+        let embedding = weights.embedding(&format!("{prefix}.embed_tokens.weight"), config.vocab, config.hidden)?;
+        let norm = |name: &str| weights.norm(name, config.hidden, config.norm);
         let layer = |index| {
-            let prefix = format!("model.layers.{index}");
+            let prefix = format!("{prefix}.layers.{index}");
             Ok(Layer {
                 attention_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
                 attention: Attention::load(weights, &format!("{prefix}.self_attn"), config.attention)?,
@@ -63,7 +64,7 @@ impl Decoder {
             weights.linear("lm_head.weight", config.vocab, config.hidden)?
         };
         Ok(Self {
-            norm: norm("model.norm.weight")?,
+            norm: norm(&format!("{prefix}.norm.weight"))?,
             embedding,
             layers,
             output,

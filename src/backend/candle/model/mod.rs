@@ -8,6 +8,7 @@ pub(super) mod decoder;
 pub(super) mod layers;
 #[cfg(test)]
 mod parity;
+pub(super) mod tensors;
 
 use candle_core::Device;
 

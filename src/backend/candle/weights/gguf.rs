@@ -7,7 +7,7 @@ use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use super::{GgufHeads, LoadError, Progress, ProgressFn, WeightSource, check_shape, matrix};
 use crate::backend::candle::kernels::{Format, Matrix, RowOrder};
 use crate::checkpoint::SharedBytes;
-use crate::checkpoint::gguf::GgufFile;
+use crate::checkpoint::gguf::{GgufFile, GgufTensor};
 
 const READABLE: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K";
 
@@ -77,6 +77,16 @@ impl WeightSource for GgufWeights<'_> {
     }
 }
 
+/// Bytes that a tensor takes in memory; `None` where it cannot be read.
+pub(super) fn memory_bytes(tensor: &GgufTensor) -> Option<u64> {
+    let dtype = ggml_dtype(tensor.dtype)?;
+    let bytes = match stored_format(dtype) {
+        Some(_) => stored_bytes(dtype, &tensor.shape)?,
+        None => tensor.shape.iter().product::<usize>().checked_mul(size_of::<f32>())?,
+    };
+    Some(bytes as u64)
+}
+
 /// The formats that products read as they are.
 fn stored_format(dtype: GgmlDType) -> Option<Format> {
     Some(match dtype {
@@ -101,7 +111,7 @@ fn widened(name: &str, bytes: &[u8], dtype: GgmlDType, shape: &[usize]) -> Resul
 }
 
 /// The GGUF name of a tensor that Hugging Face calls `name`.
-fn stored_name(name: &str) -> Option<String> {
+pub(super) fn stored_name(name: &str) -> Option<String> {
     let whole = match name {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),

@@ -5,18 +5,25 @@
 //! oddly typed tensor is an error with its name, never a guess.
 
 mod gguf;
+mod inventory;
 mod safetensors;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::kernels::{Format, Matrix, RowOrder};
+use super::model::config::NormRule;
 use super::model::layers::{Embedding, Linear, RmsNorm};
 use crate::checkpoint::gguf::GgufError;
 use crate::checkpoint::{Checkpoint, SharedBytes};
 
 pub(super) use self::gguf::GgufWeights;
+pub(super) use self::inventory::Inventory;
 pub(super) use self::safetensors::SafetensorsWeights;
+
+/// What the name of a block-quantised matrix's scales has behind the matrix's own, as released checkpoints spell it. The
+/// scales multiply, whatever the name says.
+const SCALE_SUFFIX: &str = "_scale_inv";
 
 /// Called while weights load, with bytes done and bytes in all.
 pub type ProgressFn = dyn Fn(u64, u64) + Send + Sync;
@@ -127,10 +134,19 @@ impl dyn WeightSource + '_ {
     }
 
     /// A norm over `len` values.
-    pub(super) fn norm(&self, name: &str, len: usize, eps: f32) -> Result<RmsNorm, LoadError> {
+    pub(super) fn norm(&self, name: &str, len: usize, rule: NormRule) -> Result<RmsNorm, LoadError> {
+        let mut values = self.values(name, len)?;
+        for value in &mut values {
+            *value += rule.offset;
+        }
+        Ok(RmsNorm::new(values, rule.eps))
+    }
+
+    /// A vector of `len` values, in f32.
+    pub(super) fn values(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let mut values = vec![0_f32; len];
         self.vector(name, len)?.decode_row(0, &mut values);
-        Ok(RmsNorm::new(values, eps))
+        Ok(values)
     }
 }
 

@@ -23,9 +23,9 @@ pub(in crate::backend::candle) struct SafetensorsWeights<'a> {
     progress: Progress<'a>,
 }
 
-struct MappedFile {
+pub(super) struct MappedFile {
     map: Arc<Mmap>,
-    metadata: Metadata,
+    pub(super) metadata: Metadata,
     /// Where tensor data starts.
     data: usize,
 }
@@ -81,7 +81,7 @@ impl WeightSource for SafetensorsWeights<'_> {
 }
 
 impl MappedFile {
-    fn open(path: &Path) -> Result<Self, LoadError> {
+    pub(super) fn open(path: &Path) -> Result<Self, LoadError> {
         let unopened = |source| LoadError::Open { path: path.into(), source };
         let file = File::open(path).map_err(unopened)?;
         // SAFETY: the map is read-only and private to this process; truncating the file under it would fault us, as it
@@ -97,34 +97,41 @@ impl MappedFile {
 }
 
 /// The files of a folder: those that the index names, or all there are.
-fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
-    let index = folder.join("model.safetensors.index.json");
-    let unopened = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| LoadError::Open { path, source }
-    };
-    let names: BTreeSet<PathBuf> = if index.exists() {
-        let bytes = fs::read(&index).map_err(unopened(&index))?;
-        let index_error = |reason: &str| LoadError::Safetensors { path: index.clone(), reason: reason.into() };
-        let value: Value = serde_json::from_slice(&bytes).map_err(|e| index_error(&e.to_string()))?;
-        let map =
-            value.get("weight_map").and_then(Value::as_object).ok_or_else(|| index_error("it has no weight_map"))?;
-        map.values()
-            .map(|file| match file.as_str() {
-                // Only plain names: an index must not make us read outside its folder.
-                Some(name) if Path::new(name).file_name() == Some(name.as_ref()) => Ok(folder.join(name)),
-                _ => Err(index_error(&format!("weight_map names {file}, which is no file name"))),
-            })
-            .collect::<Result<_, _>>()?
-    } else {
-        fs::read_dir(folder)
-            .map_err(unopened(folder))?
+///
+/// # Errors
+/// When there are none, or the index is no index.
+pub(super) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let files: BTreeSet<PathBuf> = match index(folder)? {
+        Some(index) => index.into_values().collect(),
+        None => fs::read_dir(folder)
+            .map_err(|source| LoadError::Open { path: folder.into(), source })?
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
-            .collect()
+            .collect(),
     };
-    if names.is_empty() {
+    if files.is_empty() {
         return Err(LoadError::NoWeights(folder.into()));
     }
-    Ok(names.into_iter().collect())
+    Ok(files.into_iter().collect())
+}
+
+/// Which file holds which tensor, where the folder says so.
+///
+/// # Errors
+/// When the index cannot be read or names anything but files of this folder.
+pub(super) fn index(folder: &Path) -> Result<Option<HashMap<String, PathBuf>>, LoadError> {
+    let path = folder.join("model.safetensors.index.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = fs::read(&path).map_err(|source| LoadError::Open { path: path.clone(), source })?;
+    let wrong = |reason: &str| LoadError::Safetensors { path: path.clone(), reason: reason.into() };
+    let value: Value = serde_json::from_slice(&bytes).map_err(|e| wrong(&e.to_string()))?;
+    let map = value.get("weight_map").and_then(Value::as_object).ok_or_else(|| wrong("it has no weight_map"))?;
+    let file_of = |(name, file): (&String, &Value)| match file.as_str() {
+        // Only plain names: an index must not make us read outside its folder.
+        Some(file) if Path::new(file).file_name() == Some(file.as_ref()) => Ok((name.clone(), folder.join(file))),
+        _ => Err(wrong(&format!("weight_map names {file}, which is no file name"))),
+    };
+    map.iter().map(file_of).collect::<Result<_, _>>().map(Some)
 }

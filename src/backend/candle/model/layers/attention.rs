@@ -9,6 +9,7 @@ use crate::backend::candle::cache::kv::LayerCache;
 use crate::backend::candle::kernels::{
     AttentionMap, HeadNorms, HeadPreparation, Turns, paged_attention, prepare_heads,
 };
+use crate::backend::candle::model::config::NormRule;
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
 /// Sizes of an attention layer.
@@ -18,8 +19,10 @@ pub(in crate::backend::candle) struct AttentionShape {
     pub(in crate::backend::candle) heads: usize,
     pub(in crate::backend::candle) kv_heads: usize,
     pub(in crate::backend::candle) head_dim: usize,
-    /// `Some(eps)`: each head's queries and keys are normalised before they are turned (Qwen3).
-    pub(in crate::backend::candle) head_norm: Option<f32>,
+    /// How each head's queries and keys are normalised before they are turned, where they are (Qwen3).
+    pub(in crate::backend::candle) head_norm: Option<NormRule>,
+    /// Whether each query head has a gate on what it attends to (Qwen3.5).
+    pub(in crate::backend::candle) gated: bool,
 }
 
 /// Projections of one layer.
@@ -38,7 +41,7 @@ impl Attention {
         shape: AttentionShape,
     ) -> std::result::Result<Self, LoadError> {
         let (hidden, dim) = (shape.hidden, shape.head_dim);
-        let norm = |name: &str, eps| weights.norm(&format!("{prefix}.{name}.weight"), dim, eps);
+        let norm = |name: &str, rule| weights.norm(&format!("{prefix}.{name}.weight"), dim, rule);
         Ok(Self {
             inputs: Linear::joined([
                 weights.linear(&format!("{prefix}.q_proj.weight"), shape.heads * dim, hidden)?,
@@ -51,10 +54,10 @@ impl Attention {
                 kv_heads: shape.kv_heads,
                 dim,
                 norms: match shape.head_norm {
-                    Some(eps) => Some(HeadNorms {
-                        queries: norm("q_norm", eps)?.weight(),
-                        keys: norm("k_norm", eps)?.weight(),
-                        eps,
+                    Some(rule) => Some(HeadNorms {
+                        queries: norm("q_norm", rule)?.weight(),
+                        keys: norm("k_norm", rule)?.weight(),
+                        eps: rule.eps,
                     }),
                     None => None,
                 },

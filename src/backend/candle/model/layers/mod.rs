@@ -5,6 +5,7 @@
 
 mod attention;
 mod embedding;
+mod gated_delta;
 mod linear;
 mod mlp;
 mod moe;
@@ -13,6 +14,7 @@ mod rope;
 
 pub(in crate::backend::candle) use attention::{Attention, AttentionShape};
 pub(in crate::backend::candle) use embedding::Embedding;
+pub(in crate::backend::candle) use gated_delta::{CONV_WIDTH, DeltaShape};
 pub(in crate::backend::candle) use linear::Linear;
 pub(in crate::backend::candle) use mlp::Mlp;
 pub(in crate::backend::candle) use moe::{MoeShape, SparseMoe};

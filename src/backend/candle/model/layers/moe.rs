@@ -17,6 +17,8 @@ pub(in crate::backend::candle) struct MoeShape {
     pub(in crate::backend::candle) intermediate: usize,
     /// Whether the chosen experts' weights are scaled to sum to 1.
     pub(in crate::backend::candle) normalise: bool,
+    /// Width of an expert that every token goes through, where there is one.
+    pub(in crate::backend::candle) shared: Option<usize>,
 }
 
 /// A router and its experts.
@@ -89,7 +91,7 @@ mod tests {
 
     #[test]
     fn routes_to_the_most_probable_and_the_lower_index_of_equals() {
-        let shape = MoeShape { experts: 4, per_token: 2, intermediate: 1, normalise: true };
+        let shape = MoeShape { experts: 4, per_token: 2, intermediate: 1, normalise: true, shared: None };
         assert_eq!(route(&[0.25, 0.25, 0.125, 0.375], shape), [(3, 0.6), (0, 0.4)]);
         let raw = MoeShape { normalise: false, ..shape };
         assert_eq!(route(&[0.25, 0.25, 0.25, 0.25], raw), [(0, 0.25), (1, 0.25)]);

@@ -15,6 +15,11 @@ impl RopeTable {
         Self { inverse_frequencies: (0..dim / 2).map(speed).collect() }
     }
 
+    /// How many values of a head are turned.
+    pub(in crate::backend::candle) fn dim(&self) -> usize {
+        2 * self.inverse_frequencies.len()
+    }
+
     /// Divides each speed by its factor. Fewer or more factors than pairs: `None`.
     pub(in crate::backend::candle) fn divided_by(mut self, factors: &[f32]) -> Option<Self> {
         if factors.len() != self.inverse_frequencies.len() {

@@ -1,0 +1,225 @@
+//! How much memory a model takes, and how many tokens fit beside it: the arithmetic behind `engy-miner plan` and behind the
+//! cache that a start allocates.
+
+use serde::Serialize;
+
+use super::EngineOptions;
+use super::model::config::DecoderConfig;
+use super::model::tensors::tensors;
+use super::plan::BLOCK_TOKENS;
+use super::weights::{Inventory, LoadError};
+use crate::checkpoint::Checkpoint;
+use crate::machine;
+
+/// What a start with some options takes. Bytes, over all ranks unless it says otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MemoryPlan {
+    /// The model's architecture.
+    pub architecture: String,
+    /// Weights as they stand in memory: as stored, or widened where products cannot read the stored form.
+    pub weights_bytes: u64,
+    /// One token's keys and values over all layers.
+    pub kv_bytes_per_token: u64,
+    /// What the linear layers of one sequence remember, whatever its length.
+    pub state_bytes_per_sequence: u64,
+    /// Longest sequence that the model was made for, tokens.
+    pub model_context: usize,
+    /// Memory that is free now; absent where the system does not tell.
+    pub free_bytes: Option<u64>,
+    /// Tokens that the cache would hold if all free memory beside weights and states were given to it.
+    pub tokens_that_fit: Option<u64>,
+    /// Tokens that a start with these options allocates.
+    pub cache_tokens: usize,
+    /// Bytes of that cache.
+    pub cache_bytes: u64,
+    /// States that a start allocates: one for each running sequence.
+    pub state_bytes: u64,
+    /// Weights, states and cache together.
+    pub total_bytes: u64,
+    /// Each rank's part.
+    pub ranks: Vec<RankPlan>,
+}
+
+/// One rank's part of a [`MemoryPlan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RankPlan {
+    /// Its number, from 0.
+    pub rank: usize,
+    /// Weights, bytes.
+    pub weights_bytes: u64,
+    /// Keys and values of one token, bytes.
+    pub kv_bytes_per_token: u64,
+    /// State of one sequence, bytes.
+    pub state_bytes_per_sequence: u64,
+}
+
+impl MemoryPlan {
+    /// The plan of a checkpoint, from its configuration and its files' headers, or its index where the files are not here.
+    ///
+    /// # Errors
+    /// When the model is not supported, or a file is there and damaged.
+    pub fn of(checkpoint: &Checkpoint, options: &EngineOptions) -> Result<Self, LoadError> {
+        let free = machine::memory().map(|memory| memory.available);
+        Self::with_memory(checkpoint, &DecoderConfig::read(checkpoint)?, options, free)
+    }
+
+    /// The plan on a machine with so much free memory.
+    pub(super) fn with_memory(
+        checkpoint: &Checkpoint,
+        config: &DecoderConfig,
+        options: &EngineOptions,
+        free: Option<u64>,
+    ) -> Result<Self, LoadError> {
+        let inventory = Inventory::read(checkpoint)?;
+        let weights_bytes =
+            tensors(config, inventory.contains("lm_head.weight")).iter().map(|tensor| inventory.bytes(tensor)).sum();
+        let kv_bytes_per_token = config.kv(options.kv_dtype.dtype()).bytes_per_token() as u64;
+        let state_bytes_per_sequence = config.state_bytes() as u64;
+        let state_bytes = state_bytes_per_sequence.saturating_mul(options.max_running.max(1) as u64);
+        let room = free.map(|free| free.saturating_sub(weights_bytes).saturating_sub(state_bytes));
+        let per_token = kv_bytes_per_token.max(1);
+        let cache_tokens = options.max_total_tokens.unwrap_or_else(|| {
+            let (budget, contexts) = match (options.mem_fraction, room) {
+                // More than one context is of use to several requests at once, and only if it was asked for.
+                (Some(fraction), Some(room)) => {
+                    ((room as f64 * fraction.clamp(0.0, 1.0)) as u64, options.max_running.max(1))
+                }
+                _ => (EngineOptions::DEFAULT_CACHE_BYTES, 1),
+            };
+            usize::try_from(budget / per_token).unwrap_or(usize::MAX).min(config.context.saturating_mul(contexts))
+        });
+        let cache_tokens = cache_tokens.max(1).checked_next_multiple_of(BLOCK_TOKENS).unwrap_or(usize::MAX);
+        let cache_bytes = kv_bytes_per_token.saturating_mul(cache_tokens as u64);
+        Ok(Self {
+            architecture: config.architecture.clone(),
+            weights_bytes,
+            kv_bytes_per_token,
+            state_bytes_per_sequence,
+            model_context: config.context,
+            free_bytes: free,
+            tokens_that_fit: room.map(|room| room / per_token),
+            cache_tokens,
+            cache_bytes,
+            state_bytes,
+            total_bytes: weights_bytes.saturating_add(cache_bytes).saturating_add(state_bytes),
+            ranks: vec![RankPlan { rank: 0, weights_bytes, kv_bytes_per_token, state_bytes_per_sequence }],
+        })
+    }
+
+    /// Blocks of the cache, if this machine can hold it: a refused allocation would end the process without a word.
+    pub(super) fn cache_blocks(&self) -> Result<u32, LoadError> {
+        let Self { cache_tokens: tokens, cache_bytes: bytes, state_bytes, .. } = self;
+        if let Some(free) = self.free_bytes.filter(|free| bytes.saturating_add(*state_bytes) > *free) {
+            return Err(LoadError::Config(format!(
+                "a key/value cache of {tokens} tokens takes {bytes} bytes, the states {state_bytes}, and {free} are free; lower \
+                 --max-total-tokens or --max-running-requests"
+            )));
+        }
+        // Slots are numbered in 32 bits.
+        u32::try_from(tokens / BLOCK_TOKENS)
+            .ok()
+            .filter(|blocks| blocks.checked_mul(BLOCK_TOKENS as u32).is_some())
+            .ok_or_else(|| LoadError::Config(format!("a key/value cache of {tokens} tokens is too large")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::backend::candle::KvDtype;
+
+    fn plan(checkpoint: &Path, options: &EngineOptions, free: Option<u64>) -> Result<MemoryPlan, LoadError> {
+        let checkpoint = Checkpoint::open(checkpoint).unwrap();
+        MemoryPlan::with_memory(&checkpoint, &DecoderConfig::read(&checkpoint)?, options, free)
+    }
+
+    fn tiny_llama() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny-llama")
+    }
+
+    #[test]
+    fn a_folder_takes_the_bytes_of_its_tensors() {
+        let plan = plan(&tiny_llama(), &EngineOptions::default(), Some(1 << 30)).unwrap();
+        // The file but for its header (8 bytes of length, then JSON): every tensor in it is used.
+        let file = std::fs::read(tiny_llama().join("model.safetensors")).unwrap();
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap());
+        assert_eq!(plan.weights_bytes, file.len() as u64 - 8 - header);
+        // Two layers, keys and values of two heads of eight, four bytes each.
+        assert_eq!((plan.kv_bytes_per_token, plan.state_bytes_per_sequence), (2 * 2 * 2 * 8 * 4, 0));
+        assert_eq!(plan.tokens_that_fit, Some(((1 << 30) - plan.weights_bytes) / plan.kv_bytes_per_token));
+    }
+
+    #[test]
+    fn the_cache_follows_its_flags() {
+        let with = |change: fn(&mut EngineOptions)| {
+            let mut options = EngineOptions::default();
+            change(&mut options);
+            plan(&tiny_llama(), &options, Some(1 << 20)).unwrap()
+        };
+        assert_eq!(with(|o| o.max_total_tokens = Some(100)).cache_tokens, 112, "whole blocks of 16");
+        let half = with(|o| o.mem_fraction = Some(0.5));
+        let room = (1 << 20) - half.weights_bytes;
+        assert!(
+            half.cache_bytes <= room / 2 + 16 * half.kv_bytes_per_token && half.cache_bytes > room * 2 / 5,
+            "{half:?}"
+        );
+        assert_eq!(with(|o| o.kv_dtype = KvDtype::Bf16).kv_bytes_per_token, 2 * 2 * 2 * 8 * 2);
+        // The default is one whole context, which this machine of one mebibyte refuses to allocate.
+        let default = with(|_| ());
+        assert_eq!(default.cache_tokens, default.model_context);
+        let refusal = default.cache_blocks().unwrap_err().to_string();
+        assert!(refusal.contains("33554432 bytes") && refusal.contains("1048576 are free"), "{refusal}");
+        assert_eq!(half.cache_blocks().unwrap() as usize, half.cache_tokens / 16);
+        let absurd = with(|o| o.max_total_tokens = Some(usize::MAX));
+        assert!(absurd.cache_blocks().is_err());
+    }
+
+    /// The configuration of Qwen3.6-35B-A3B as released.
+    fn qwen36() -> Value {
+        json!({"model_type": "qwen3_5_moe", "tie_word_embeddings": false, "text_config": {
+            "model_type": "qwen3_5_moe_text", "dtype": "bfloat16", "vocab_size": 248_320, "hidden_size": 2048,
+            "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+            "attn_output_gate": true, "attention_bias": false, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 262_144, "full_attention_interval": 4, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32", "num_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "partial_rotary_factor": 0.25,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}})
+    }
+
+    /// From configuration and index alone: the sums that the model's description gives.
+    #[test]
+    fn qwen36_in_fp8_takes_what_its_description_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = qwen36();
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let config = DecoderConfig::read(&Checkpoint::open(dir.path()).unwrap()).unwrap();
+        // The release quantises every projection but these.
+        let plain = ["embed_tokens", "lm_head", "in_proj_a", "in_proj_b", "conv1d", "mlp.gate.", "shared_expert_gate"];
+        let mut map = serde_json::Map::new();
+        for tensor in tensors(&config, true) {
+            if tensor.shape.len() == 2 && !plain.iter().any(|part| tensor.name.contains(part)) {
+                map.insert(format!("{}_scale_inv", tensor.name), "layers-0.safetensors".into());
+            }
+            map.insert(tensor.name, "layers-0.safetensors".into());
+        }
+        let index = json!({ "weight_map": map });
+        std::fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+        let options = EngineOptions { kv_dtype: KvDtype::Bf16, max_running: 4, ..EngineOptions::default() };
+        let plan = plan(dir.path(), &options, None).unwrap();
+        let quantised: u64 = 32_212_254_720 + 125_829_120 + 1_006_632_960 + 272_629_760;
+        let scales = 4_103_680;
+        let (router, tables) = (41_943_040, 2_034_237_440);
+        // Linear layers: a and b, filters, A_log, dt_bias, gated norm; attention: two head norms; all: norms, shared gates.
+        let small = 2 * (30 * (2 * 32 * 2048 + 8192 * 4 + 32 + 32 + 128) + 10 * 2 * 256 + 40 * 3 * 2048 + 2048);
+        assert_eq!(plan.weights_bytes, quantised + scales + router + tables + small);
+        assert_eq!(plan.kv_bytes_per_token, 20_480);
+        // Matrices and the convolution's tails, both in f32 on CPU.
+        assert_eq!(plan.state_bytes_per_sequence, 62_914_560 + 2 * 1_474_560);
+        assert_eq!(plan.state_bytes, 4 * plan.state_bytes_per_sequence);
+    }
+}

@@ -1,0 +1,179 @@
+//! What a model is made of: one description, whichever form its configuration has.
+//!
+//! `json` reads `config.json` and `gguf` the metadata of a GGUF file. Both give a [`DecoderConfig`] whose values have
+//! been checked against each other, so that no later arithmetic on sizes can fail.
+
+mod gguf;
+mod json;
+
+use candle_core::DType;
+
+use super::layers::{AttentionShape, DeltaShape, MoeShape, RopeTable};
+use crate::backend::candle::cache::kv::KvShape;
+use crate::backend::candle::weights::LoadError;
+use crate::checkpoint::Checkpoint;
+
+/// The architectures that this engine computes, as `config.json` and GGUF files name them.
+const SUPPORTED: &str = "llama, qwen3, qwen3_moe and qwen3_5_moe as folders, llama as GGUF";
+/// More layers than any known model has: a larger number is a damaged file.
+const MAX_LAYERS: usize = 1024;
+/// Larger than any size in any known model (a vocabulary, a context): a larger number is a damaged file, and would
+/// otherwise be asked of the allocator.
+const MAX_SIZE: usize = 1 << 24;
+
+/// The knobs of the decoder stack.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::backend::candle) struct DecoderConfig {
+    /// `llama`, `qwen3`, `qwen3_moe` or `qwen3_5_moe`.
+    pub(in crate::backend::candle) architecture: String,
+    /// What the names of the decoder's tensors begin with.
+    pub(in crate::backend::candle) prefix: &'static str,
+    pub(in crate::backend::candle) vocab: usize,
+    pub(in crate::backend::candle) hidden: usize,
+    pub(in crate::backend::candle) layers: usize,
+    /// Width of a dense feed-forward block; 0 where there is none.
+    pub(in crate::backend::candle) intermediate: usize,
+    pub(in crate::backend::candle) norm: NormRule,
+    pub(in crate::backend::candle) attention: AttentionShape,
+    pub(in crate::backend::candle) rope: RopeTable,
+    /// Layers that mix tokens by a linear recurrence in place of attention, where the model has such.
+    pub(in crate::backend::candle) linear: Option<LinearLayers>,
+    /// Longest sequence the model was made for.
+    pub(in crate::backend::candle) context: usize,
+    /// Whether the output projection is the embedding table.
+    pub(in crate::backend::candle) tied: bool,
+    pub(in crate::backend::candle) moe: Option<MoeLayers>,
+}
+
+/// How a model's root-mean-square norms are computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::backend::candle) struct NormRule {
+    pub(in crate::backend::candle) eps: f32,
+    /// Added to every stored weight: 1 where a model stores the difference from 1.
+    pub(in crate::backend::candle) offset: f32,
+}
+
+/// Which layers are linear, and their sizes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::backend::candle) struct LinearLayers {
+    pub(in crate::backend::candle) shape: DeltaShape,
+    /// For each layer, whether it is one.
+    is_linear: Vec<bool>,
+}
+
+/// Which layers are mixtures, and of what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::backend::candle) struct MoeLayers {
+    shape: MoeShape,
+    /// Every n-th layer is sparse (1: all).
+    step: usize,
+    /// Layers that are dense all the same.
+    dense: Vec<usize>,
+}
+
+/// How one layer mixes tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::backend::candle) enum MixerKind {
+    Attention(AttentionShape),
+    GatedDelta(DeltaShape),
+}
+
+/// One layer's feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend::candle) enum FeedForwardKind {
+    Dense { intermediate: usize },
+    Sparse(MoeShape),
+}
+
+impl DecoderConfig {
+    /// Reads a checkpoint's configuration.
+    ///
+    /// # Errors
+    /// When the architecture is not supported, or a value is missing, out of range or asks for something that is not
+    /// computed here.
+    pub(in crate::backend::candle) fn read(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+        let config = match checkpoint {
+            Checkpoint::Folder(folder) => Self::from_json(folder.config())?,
+            Checkpoint::Gguf(file) => Self::from_gguf(file)?,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// How a layer mixes tokens.
+    pub(in crate::backend::candle) fn mixer(&self, layer: usize) -> MixerKind {
+        match &self.linear {
+            Some(linear) if linear.is_linear.get(layer) == Some(&true) => MixerKind::GatedDelta(linear.shape),
+            _ => MixerKind::Attention(self.attention),
+        }
+    }
+
+    /// The feed-forward block of a layer.
+    pub(in crate::backend::candle) fn feed_forward(&self, layer: usize) -> FeedForwardKind {
+        match &self.moe {
+            Some(moe) if !moe.dense.contains(&layer) && (layer + 1).is_multiple_of(moe.step) => {
+                FeedForwardKind::Sparse(moe.shape)
+            }
+            _ => FeedForwardKind::Dense { intermediate: self.intermediate },
+        }
+    }
+
+    /// Sizes of the key/value cache: layers with attention alone have one.
+    pub(in crate::backend::candle) fn kv(&self, dtype: DType) -> KvShape {
+        let layers = self.layers - self.linear_layers();
+        KvShape { layers, kv_heads: self.attention.kv_heads, head_dim: self.attention.head_dim, dtype }
+    }
+
+    /// Bytes that the linear layers of one sequence remember, whatever its length.
+    pub(in crate::backend::candle) fn state_bytes(&self) -> usize {
+        self.linear.as_ref().map_or(0, |linear| self.linear_layers() * linear.shape.state_bytes())
+    }
+
+    /// How many layers are linear.
+    pub(in crate::backend::candle) fn linear_layers(&self) -> usize {
+        self.linear.as_ref().map_or(0, |linear| linear.is_linear.iter().filter(|is| **is).count())
+    }
+
+    /// Relations between the values, so that no later arithmetic can fail.
+    fn check(&self) -> Result<(), LoadError> {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
+        let wrong = |reason: String| Err(LoadError::Config(reason));
+        if self.vocab == 0 {
+            return wrong("the vocabulary's size is missing or absurd".into());
+        }
+        if self.layers > MAX_LAYERS {
+            return wrong(format!("{} layers", self.layers));
+        }
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+            return wrong(format!("a head of {head_dim} values cannot be turned in halves"));
+        }
+        if self.rope.dim() == 0 || self.rope.dim() > head_dim {
+            return wrong(format!("{} of a head's {head_dim} values cannot be turned", self.rope.dim()));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return wrong(format!("{heads} query heads do not divide over {kv_heads} key heads"));
+        }
+        if !self.norm.eps.is_finite() || self.norm.eps < 0.0 {
+            return wrong(format!("the norm's epsilon is {}", self.norm.eps));
+        }
+        let moe_shape = self.moe.as_ref().map(|moe| moe.shape);
+        if let Some(shape) = moe_shape.filter(|shape| shape.per_token > shape.experts) {
+            return wrong(format!("{} of {} experts a token", shape.per_token, shape.experts));
+        }
+        if let Some(LinearLayers { shape, is_linear }) = &self.linear {
+            if is_linear.len() != self.layers {
+                return wrong(format!("layer_types names {} layers of {}", is_linear.len(), self.layers));
+            }
+            if !shape.value_heads.is_multiple_of(shape.key_heads) {
+                let DeltaShape { value_heads, key_heads, .. } = shape;
+                return wrong(format!("{value_heads} linear value heads do not divide over {key_heads} key heads"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number from a file as a size: above 0 and not absurd.
+fn size(number: u64) -> Option<usize> {
+    usize::try_from(number).ok().filter(|n| (1..=MAX_SIZE).contains(n))
+}

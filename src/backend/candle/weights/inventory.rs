@@ -1,0 +1,98 @@
+//! How much room a checkpoint's weights will take, from headers and indexes: no weight is read.
+
+use std::collections::{HashMap, HashSet};
+
+use safetensors::tensor::{Dtype, TensorInfo};
+
+use super::gguf;
+use super::safetensors::{self as folder, MappedFile};
+use super::{LoadError, SCALE_SUFFIX};
+use crate::backend::candle::model::tensors::TensorSpec;
+use crate::checkpoint::{Checkpoint, Folder};
+
+/// Weights that share a scale in each direction of a block-quantised matrix.
+const SCALE_BLOCK: usize = 128;
+
+/// What is known of a checkpoint's tensors before they are loaded.
+#[derive(Debug)]
+pub(in crate::backend::candle) struct Inventory {
+    /// How the files spell a tensor's name.
+    spelling: fn(&str) -> Option<String>,
+    /// Bytes in memory of each tensor whose header was seen, by the files' names.
+    bytes: HashMap<String, u64>,
+    /// Names that an index promises, where the files themselves are not here.
+    promised: HashSet<String>,
+    /// Bytes a weight of which nothing but its name is known.
+    default_width: u64,
+}
+
+impl Inventory {
+    /// Reads a checkpoint's headers; where a folder has only an index and a configuration, those.
+    ///
+    /// # Errors
+    /// When a file is there and cannot be read.
+    pub(in crate::backend::candle) fn read(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+        match checkpoint {
+            Checkpoint::Gguf(file) => {
+                let bytes = file
+                    .tensor_names()
+                    .filter_map(|name| Some((name.to_owned(), gguf::memory_bytes(file.tensor(name)?)?)));
+                Ok(Self {
+                    spelling: gguf::stored_name,
+                    bytes: bytes.collect(),
+                    promised: HashSet::new(),
+                    default_width: 4,
+                })
+            }
+            Checkpoint::Folder(folder) => Self::of_folder(folder),
+        }
+    }
+
+    fn of_folder(folder: &Folder) -> Result<Self, LoadError> {
+        let mut bytes = HashMap::new();
+        for path in folder::weight_files(folder.path())?.iter().filter(|path| path.exists()) {
+            let file = MappedFile::open(path)?;
+            bytes.extend(file.metadata.tensors().into_iter().map(|(name, info)| (name, stored_bytes(info))));
+        }
+        let promised = folder::index(folder.path())?.map(|index| index.into_keys().collect()).unwrap_or_default();
+        let spelling = |name: &str| Some(name.to_owned());
+        Ok(Self { spelling, bytes, promised, default_width: default_width(folder) })
+    }
+
+    /// Whether a tensor is there, or promised.
+    pub(in crate::backend::candle) fn contains(&self, name: &str) -> bool {
+        (self.spelling)(name).is_some_and(|name| self.bytes.contains_key(&name) || self.promised.contains(&name))
+    }
+
+    /// Bytes in memory of a tensor with its scales.
+    pub(in crate::backend::candle) fn bytes(&self, tensor: &TensorSpec) -> u64 {
+        let scales = format!("{}{SCALE_SUFFIX}", tensor.name);
+        if let Some(bytes) = (self.spelling)(&tensor.name).and_then(|name| self.bytes.get(&name)) {
+            return bytes + self.bytes.get(&scales).copied().unwrap_or_default();
+        }
+        let elements: u64 = tensor.shape.iter().map(|n| *n as u64).product();
+        if self.contains(&scales) {
+            let blocks: u64 = tensor.shape.iter().map(|n| n.div_ceil(SCALE_BLOCK) as u64).product();
+            return elements + 2 * blocks;
+        }
+        elements * self.default_width
+    }
+}
+
+fn stored_bytes(info: &TensorInfo) -> u64 {
+    (info.data_offsets.1 - info.data_offsets.0) as u64
+}
+
+/// Bytes a weight by the configuration's word, for files that are not here.
+fn default_width(folder: &Folder) -> u64 {
+    let config = folder.config();
+    let dtype = [Some(config), config.get("text_config")]
+        .into_iter()
+        .flatten()
+        .find_map(|part| part.get("dtype").or_else(|| part.get("torch_dtype"))?.as_str());
+    let dtype = match dtype {
+        Some("float32") => Dtype::F32,
+        _ => Dtype::BF16,
+    };
+    (dtype.bitsize() / 8) as u64
+}
