@@ -127,6 +127,7 @@ impl CandleBackend {
                     prefill_chunk: options.prefill_chunk.max(1),
                     blocks,
                     prefix_blocks: options.prefix_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS),
+                    snapshots: None,
                 },
                 hidden: config.hidden,
                 vocab: config.vocab,

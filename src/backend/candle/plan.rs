@@ -23,6 +23,8 @@ pub(super) struct StepPlan {
     pub(super) spans: Vec<Span>,
     /// Rows whose fin is wanted, ascending.
     pub(super) outputs: Vec<OutputRow>,
+    /// States to copy before anything is computed: snapshots from which new sequences start.
+    pub(super) restores: Vec<StateCopy>,
 }
 
 /// One sequence's part of a step.
@@ -34,6 +36,27 @@ pub(super) struct Span {
     pub(super) context: usize,
     /// Its blocks, in the order of its tokens.
     pub(super) blocks: Vec<u32>,
+    /// Where the model has linear layers: the slot of what they remember. A sequence at its start (`context` 0) finds old
+    /// values there, which count as zeros.
+    pub(super) state: u32,
+    /// Snapshots to take on the way, in the order of their rows.
+    pub(super) saves: Vec<StateSave>,
+}
+
+/// A copy of what linear layers remember, from one slot to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StateCopy {
+    pub(super) from: u32,
+    pub(super) to: u32,
+}
+
+/// A snapshot of a sequence's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StateSave {
+    /// Taken when so many of the span's rows have been read, at least 1.
+    pub(super) after: usize,
+    /// The slot that it goes to.
+    pub(super) to: u32,
 }
 
 /// A row whose fin is wanted.

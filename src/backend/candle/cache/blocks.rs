@@ -1,6 +1,7 @@
-//! Which key/value block is whose.
+//! Which key/value block is whose, and which state slot.
 
 use super::prefix::{NodeId, PrefixTree};
+use super::states::StateSlots;
 use crate::backend::candle::plan::BLOCK_TOKENS;
 
 /// All blocks, with their owners counted.
@@ -20,11 +21,13 @@ pub(in crate::backend::candle) struct BlockPool {
     known: usize,
     /// Blocks that only the tree owns.
     spare: usize,
+    states: Option<StateSlots>,
 }
 
 impl BlockPool {
-    /// `total` blocks, all free; a prefix tree over at most `prefix_blocks` of them (0: none).
-    pub(in crate::backend::candle) fn new(total: u32, prefix_blocks: usize) -> Self {
+    /// `total` blocks, all free; a prefix tree over at most `prefix_blocks` of them (0: none). `states` are there where a
+    /// model has layers that remember something of fixed size.
+    pub(in crate::backend::candle) fn new(total: u32, prefix_blocks: usize, states: Option<StateSlots>) -> Self {
         Self {
             // Popped from the end: low blocks go first, so that a lightly used cache stays compact.
             free: (0..total).rev().collect(),
@@ -33,7 +36,61 @@ impl BlockPool {
             tree_limit: prefix_blocks,
             known: 0,
             spare: 0,
+            states,
         }
+    }
+
+    /// Whether sequences have states.
+    pub(in crate::backend::candle) fn has_states(&self) -> bool {
+        self.states.is_some()
+    }
+
+    /// A state slot for a running sequence, where sequences have one.
+    pub(in crate::backend::candle) fn take_state(&mut self) -> Option<u32> {
+        self.states.as_mut()?.take()
+    }
+
+    /// Takes a running sequence's state slot back.
+    pub(in crate::backend::candle) fn give_back_state(&mut self, slot: u32) {
+        if let Some(states) = &mut self.states {
+            states.give_back(slot);
+        }
+    }
+
+    /// A slot for a snapshot, if need be that of the longest unused one. `None` where there are no such slots, or those who
+    /// have them are about to attach them.
+    pub(in crate::backend::candle) fn take_snapshot(&mut self) -> Option<u32> {
+        // Without a tree nobody could find it again.
+        let tree = self.tree.as_mut()?;
+        self.states.as_mut()?.take_snapshot().or_else(|| tree.evict_snapshot())
+    }
+
+    /// Takes a snapshot's slot back.
+    pub(in crate::backend::candle) fn give_back_snapshot(&mut self, slot: u32) {
+        if let Some(states) = &mut self.states {
+            states.give_back_snapshot(slot);
+        }
+    }
+
+    /// The snapshot behind a node.
+    pub(in crate::backend::candle) fn snapshot(&self, node: NodeId) -> Option<u32> {
+        self.tree.as_ref()?.snapshot(node)
+    }
+
+    /// Gives a node a snapshot. False, and the slot is free again, where it has one already.
+    pub(in crate::backend::candle) fn attach_snapshot(&mut self, node: NodeId, slot: u32) -> bool {
+        let surplus = match &mut self.tree {
+            Some(tree) => tree.attach(node, slot),
+            None => Some(slot),
+        };
+        surplus.into_iter().for_each(|slot| self.give_back_snapshot(slot));
+        surplus.is_none()
+    }
+
+    /// Gives up a node's snapshot, if it still has one.
+    pub(in crate::backend::candle) fn drop_snapshot(&mut self, node: NodeId) {
+        let slot = self.tree.as_mut().and_then(|tree| tree.detach(node));
+        slot.into_iter().for_each(|slot| self.give_back_snapshot(slot));
     }
 
     pub(in crate::backend::candle) fn total(&self) -> usize {
@@ -109,6 +166,12 @@ impl BlockPool {
         }
     }
 
+    /// Free state slots, of sequences and of snapshots.
+    #[cfg(test)]
+    pub(in crate::backend::candle) fn free_states(&self) -> (usize, usize) {
+        self.states.as_ref().map_or((0, 0), StateSlots::free)
+    }
+
     fn own(&mut self, block: u32) {
         let owners = &mut self.owners[block as usize];
         if *owners == 1 {
@@ -119,7 +182,8 @@ impl BlockPool {
 
     fn evict(&mut self) -> Option<u32> {
         let owners = &self.owners;
-        let block = self.tree.as_mut()?.evict(|block| owners[block as usize] == 1)?;
+        let (block, snapshot) = self.tree.as_mut()?.evict(|block| owners[block as usize] == 1)?;
+        snapshot.into_iter().for_each(|slot| self.give_back_snapshot(slot));
         self.owners[block as usize] = 0;
         self.known -= 1;
         self.spare -= 1;

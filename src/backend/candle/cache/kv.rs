@@ -2,6 +2,9 @@
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Result, Tensor, bail};
 
+use half::bf16;
+use half::vec::HalfBitsVecExt;
+
 use crate::backend::candle::kernels::KvValue;
 use crate::backend::candle::plan::BLOCK_TOKENS;
 
@@ -33,14 +36,16 @@ impl KvShape {
 /// All layers' caches.
 pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device: &Device) -> Result<Vec<LayerCache>> {
     let dims = (blocks, shape.kv_heads, BLOCK_TOKENS, shape.head_dim);
-    (0..shape.layers)
-        .map(|_| {
-            Ok(LayerCache {
-                keys: Tensor::zeros(dims, shape.dtype, device)?,
-                values: Tensor::zeros(dims, shape.dtype, device)?,
-            })
-        })
-        .collect()
+    let zeros = || match (shape.dtype, device) {
+        // The system gives zeroed pages when they are first touched, if it is asked for zeros; the tensor library writes bf16
+        // zeros one by one and so takes the whole cache at once.
+        (DType::BF16, Device::Cpu) => {
+            let bits = vec![0_u16; blocks * shape.kv_heads * BLOCK_TOKENS * shape.head_dim];
+            Tensor::from_vec(bits.reinterpret_into::<bf16>(), dims, device)
+        }
+        _ => Tensor::zeros(dims, shape.dtype, device),
+    };
+    (0..shape.layers).map(|_| Ok(LayerCache { keys: zeros()?, values: zeros()? })).collect()
 }
 
 impl LayerCache {

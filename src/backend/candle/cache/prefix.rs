@@ -20,6 +20,8 @@ pub(super) struct PrefixTree {
     children: HashMap<(Option<NodeId>, BlockKey), NodeId>,
     /// Nodes without children, the longest unused first.
     leaves: BTreeSet<(u64, NodeId)>,
+    /// Nodes with a snapshot, the longest unused first.
+    snapshots: BTreeSet<(u64, NodeId)>,
     clock: u64,
 }
 
@@ -30,6 +32,8 @@ struct Node {
     block: u32,
     children: usize,
     used: u64,
+    /// The slot that holds what linear layers remember after this node's last token.
+    snapshot: Option<u32>,
 }
 
 impl PrefixTree {
@@ -58,7 +62,7 @@ impl PrefixTree {
             return (node, Some(self.nodes[node].block));
         }
         self.clock += 1;
-        let new = Node { parent, key, block, children: 0, used: self.clock };
+        let new = Node { parent, key, block, children: 0, used: self.clock, snapshot: None };
         let node = match self.vacant.pop() {
             Some(vacant) => {
                 self.nodes[vacant] = new;
@@ -78,10 +82,11 @@ impl PrefixTree {
         (node, None)
     }
 
-    /// Forgets the longest unused block that has no continuation and that `free` allows; gives it.
-    pub(super) fn evict(&mut self, free: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Forgets the longest unused block that has no continuation and that `free` allows; gives it, and its snapshot.
+    pub(super) fn evict(&mut self, free: impl Fn(u32) -> bool) -> Option<(u32, Option<u32>)> {
         let &(used, node) = self.leaves.iter().find(|(_, node)| free(self.nodes[*node].block))?;
         self.leaves.remove(&(used, node));
+        let snapshot = self.detach(node);
         let Node { parent, key, block, .. } = self.nodes[node];
         self.children.remove(&(parent, key));
         self.vacant.push(node);
@@ -91,12 +96,44 @@ impl PrefixTree {
                 self.leaves.insert((self.nodes[parent].used, parent));
             }
         }
-        Some(block)
+        Some((block, snapshot))
+    }
+
+    /// The snapshot behind a node.
+    pub(super) fn snapshot(&self, node: NodeId) -> Option<u32> {
+        self.nodes[node].snapshot
+    }
+
+    /// Gives a node a snapshot; the given slot comes back where it has one already.
+    pub(super) fn attach(&mut self, node: NodeId, slot: u32) -> Option<u32> {
+        if self.nodes[node].snapshot.is_some() {
+            return Some(slot);
+        }
+        self.nodes[node].snapshot = Some(slot);
+        self.snapshots.insert((self.nodes[node].used, node));
+        None
+    }
+
+    /// Takes a node's snapshot away.
+    pub(super) fn detach(&mut self, node: NodeId) -> Option<u32> {
+        let slot = self.nodes[node].snapshot.take()?;
+        self.snapshots.remove(&(self.nodes[node].used, node));
+        Some(slot)
+    }
+
+    /// Takes the longest unused snapshot away.
+    pub(super) fn evict_snapshot(&mut self) -> Option<u32> {
+        let &(_, node) = self.snapshots.first()?;
+        self.detach(node)
     }
 
     fn touch(&mut self, node: NodeId) {
         let leaf = self.leaves.remove(&(self.nodes[node].used, node));
+        let kept = self.snapshots.remove(&(self.nodes[node].used, node));
         self.nodes[node].used = self.clock;
+        if kept {
+            self.snapshots.insert((self.clock, node));
+        }
         if leaf {
             self.leaves.insert((self.clock, node));
         }

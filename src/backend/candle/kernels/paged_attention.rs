@@ -310,7 +310,13 @@ mod tests {
         let rows_in = Tensor::cat(&[&flat(&unused, heads), &flat(&k, kv_heads), &flat(&v, kv_heads)], 1).unwrap();
         cache.write(&slots, &rows_in, heads, kv_heads).unwrap();
         let plan = StepPlan {
-            spans: vec![Span { rows: 0..rows, context: context - rows, blocks: blocks.into() }],
+            spans: vec![Span {
+                rows: 0..rows,
+                context: context - rows,
+                blocks: blocks.into(),
+                state: 0,
+                saves: Vec::new(),
+            }],
             ..StepPlan::default()
         };
         let got =

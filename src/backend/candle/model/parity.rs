@@ -68,6 +68,7 @@ impl Machine {
                 prefill_chunk,
                 blocks: blocks as u32,
                 prefix_blocks: usize::MAX,
+                snapshots: None,
             }),
         }
     }
@@ -240,8 +241,13 @@ fn a_tiny_cache_forces_recompute_and_changes_nothing() {
     let mut machine = Machine::open(&checkpoint, 16);
     // Room for the longest request alone (40 + 48 tokens) and a little more.
     let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
-    machine.scheduler =
-        Scheduler::new(SchedulerConfig { max_running: 16, prefill_chunk: 16, blocks, prefix_blocks: usize::MAX });
+    machine.scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 16,
+        prefill_chunk: 16,
+        blocks,
+        prefix_blocks: usize::MAX,
+        snapshots: None,
+    });
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
         machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
     }
