@@ -127,6 +127,9 @@ pub struct EngineArgs {
     /// Of these, how many may keep prefixes that come again; 0 turns that off [default: all that no request needs].
     #[arg(long, env = "ENGY_PREFIX_CACHE_TOKENS", value_name = "TOKENS")]
     pub prefix_cache_tokens: Option<usize>,
+    /// Room for snapshots of what linear layers remember (hybrid models: a known prefix needs one), bytes.
+    #[arg(long, env = "ENGY_STATE_CACHE_BYTES", value_name = "BYTES", default_value_t = EngineOptions::default().state_cache_bytes)]
+    pub state_cache_bytes: u64,
 }
 
 /// A form of keys and values in the cache.

@@ -27,6 +27,14 @@ impl SharedBytes {
         Some(Self { store: Store::Mapped(Arc::clone(map)), range })
     }
 
+    /// A part of these; `None` if they end before it.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Option<Self> {
+        self.get(range.clone())?;
+        let start = self.range.start;
+        Some(Self { store: self.store.clone(), range: start + range.start..start + range.end })
+    }
+
     /// A buffer.
     #[must_use]
     pub fn owned(bytes: Vec<u8>) -> Self {

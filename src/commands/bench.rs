@@ -16,6 +16,7 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::{BenchEngineArgs, Switch};
 use crate::machine;
 use crate::proof::{Proof, ProofBuilder, ProofParams};
+use crate::protocol::{Commitment, ToplocCommitment};
 
 /// One line of the result.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -28,7 +29,7 @@ struct Line {
     prefill_tok_s: f64,
     /// Answer tokens of all requests, without their first ones, over the time from then on.
     decode_tok_s: f64,
-    /// From a request's last row to its finished list of proofs.
+    /// From a request's last row to what is proven of it, as JSON: ids, and proofs where they are on.
     last_token_to_response_ms: f64,
     /// The process's peak so far; it only grows.
     peak_rss_bytes: u64,
@@ -43,7 +44,7 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
     }
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let mut engine = args.engine;
-    engine.max_running_requests = args.batch.iter().copied().max().unwrap_or(1).max(engine.max_running_requests);
+    engine.max_running_requests = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.prompt_tokens + args.new_tokens;
     if engine.max_total_tokens.is_none() && engine.mem_fraction.is_none() {
         // Room for all at once: a request that waits for another's blocks would be measured as slow.
@@ -61,7 +62,7 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
         writeln!(
             out,
             "{:>5} {:>6} {:>15} {:>15} {:>16} {:>9}",
-            "batch", "proofs", "prefill tok/s", "decode tok/s", "last to proof ms", "peak MB"
+            "batch", "proofs", "prefill tok/s", "decode tok/s", "last to reply ms", "peak MB"
         )?;
     }
     let mut seed = 1;
@@ -101,7 +102,7 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
 struct Times {
     first: Instant,
     last: Instant,
-    /// From the last row to the last proof.
+    /// From the last row to the JSON of what is proven.
     finish: Duration,
 }
 
@@ -148,15 +149,19 @@ async fn run(
 
 /// Reads a generation as a job does: each row folded as it comes.
 async fn read(backend: Arc<dyn Backend>, request: GenerationRequest, proofs: bool) -> anyhow::Result<Times> {
-    let mut builder = ProofBuilder::new(ProofParams::default(), backend.info().hidden)?;
+    let params = ProofParams::default();
+    let mut builder = ProofBuilder::new(params, backend.info().hidden)?;
     let mut made: Vec<Proof> = Vec::new();
+    let mut output_token_ids = Vec::with_capacity(request.max_tokens);
+    let prompt_ids = request.prompt.clone();
     let mut generation = backend.generate(request);
     let (mut first, mut last) = (None, Instant::now());
     while let Some(event) = generation.next().await {
         match event? {
             GenerationEvent::Started { .. } => {}
-            GenerationEvent::Tokens { fin, .. } => {
+            GenerationEvent::Tokens { ids, fin, .. } => {
                 last = Instant::now();
+                output_token_ids.extend(ids);
                 first.get_or_insert(last);
                 if proofs {
                     for row in &fin {
@@ -168,8 +173,19 @@ async fn read(backend: Arc<dyn Backend>, request: GenerationRequest, proofs: boo
                 if proofs {
                     made.extend(builder.finish()?);
                 }
-                let texts: Vec<String> = made.iter().map(Proof::to_base64).collect();
-                std::hint::black_box(texts);
+                let commitment = Commitment {
+                    model_root: String::new(),
+                    toploc: ToplocCommitment {
+                        proofs: made.iter().map(Proof::to_base64).collect(),
+                        topk: params.topk,
+                        decode_batching_size: params.batch,
+                        skip_prefill: true,
+                        n_tokens: output_token_ids.len(),
+                        prompt_ids,
+                    },
+                    output_token_ids,
+                };
+                std::hint::black_box(serde_json::to_string(&commitment)?);
                 return Ok(Times { first: first.context("no token came")?, last, finish: last.elapsed() });
             }
         }

@@ -34,6 +34,7 @@ pub(super) fn options(args: &EngineArgs) -> EngineOptions {
         prefill_chunk: args.chunked_prefill_size,
         max_total_tokens: args.max_total_tokens,
         prefix_tokens: args.prefix_cache_tokens,
+        state_cache_bytes: args.state_cache_bytes,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
     }

@@ -32,13 +32,17 @@ fn table(plan: &MemoryPlan, options: &EngineOptions) -> String {
             plan.cache_bytes,
             &format!("{} tokens; the model's context is {}", plan.cache_tokens, plan.model_context),
         ),
-        row("states", plan.state_bytes, &format!("{} requests at once", options.max_running)),
+        row(
+            "states",
+            plan.state_bytes,
+            &format!("{} requests at once, {} snapshots", options.max_running, plan.snapshots.unwrap_or_default()),
+        ),
         row("in all", plan.total_bytes, ""),
     ];
     if let (Some(free), Some(tokens)) = (plan.free_bytes, plan.tokens_that_fit) {
         lines.push(row("free now", free, &format!("{tokens} tokens would fit")));
         if plan.total_bytes > free {
-            lines.push("This does not fit: lower --max-total-tokens or --max-running-requests, or free memory.".into());
+            lines.push("This does not fit: lower --max-total-tokens, --max-running-requests or --state-cache-bytes, or free memory.".into());
         }
     }
     if plan.ranks.len() > 1 {

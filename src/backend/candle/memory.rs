@@ -11,6 +11,9 @@ use super::weights::{Inventory, LoadError};
 use crate::checkpoint::Checkpoint;
 use crate::machine;
 
+/// Snapshots are for conversations and forks under way, not for an archive: small models get no more than this.
+const MAX_SNAPSHOTS: u32 = 1024;
+
 /// What a start with some options takes. Bytes, over all ranks unless it says otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MemoryPlan {
@@ -32,7 +35,9 @@ pub struct MemoryPlan {
     pub cache_tokens: usize,
     /// Bytes of that cache.
     pub cache_bytes: u64,
-    /// States that a start allocates: one for each running sequence.
+    /// Snapshots of states that a start makes room for; absent where sequences have no states.
+    pub snapshots: Option<u32>,
+    /// Bytes of all states: one for each running sequence, and the snapshots.
     pub state_bytes: u64,
     /// Weights, states and cache together.
     pub total_bytes: u64,
@@ -75,7 +80,9 @@ impl MemoryPlan {
             tensors(config, inventory.contains("lm_head.weight")).iter().map(|tensor| inventory.bytes(tensor)).sum();
         let kv_bytes_per_token = config.kv(options.kv_dtype.dtype()).bytes_per_token() as u64;
         let state_bytes_per_sequence = config.state_bytes() as u64;
-        let state_bytes = state_bytes_per_sequence.saturating_mul(options.max_running.max(1) as u64);
+        let snapshots = snapshots(state_bytes_per_sequence, options);
+        let states = options.max_running.max(1) as u64 + u64::from(snapshots.unwrap_or_default());
+        let state_bytes = state_bytes_per_sequence.saturating_mul(states);
         let room = free.map(|free| free.saturating_sub(weights_bytes).saturating_sub(state_bytes));
         let per_token = kv_bytes_per_token.max(1);
         let cache_tokens = options.max_total_tokens.unwrap_or_else(|| {
@@ -100,6 +107,7 @@ impl MemoryPlan {
             tokens_that_fit: room.map(|room| room / per_token),
             cache_tokens,
             cache_bytes,
+            snapshots,
             state_bytes,
             total_bytes: weights_bytes.saturating_add(cache_bytes).saturating_add(state_bytes),
             ranks: vec![RankPlan { rank: 0, weights_bytes, kv_bytes_per_token, state_bytes_per_sequence }],
@@ -111,8 +119,8 @@ impl MemoryPlan {
         let Self { cache_tokens: tokens, cache_bytes: bytes, state_bytes, .. } = self;
         if let Some(free) = self.free_bytes.filter(|free| bytes.saturating_add(*state_bytes) > *free) {
             return Err(LoadError::Config(format!(
-                "a key/value cache of {tokens} tokens takes {bytes} bytes, the states {state_bytes}, and {free} are free; lower \
-                 --max-total-tokens or --max-running-requests"
+                "a key/value cache of {tokens} tokens takes {bytes} bytes, states {state_bytes}, and {free} are free; lower \
+                 --max-total-tokens, --max-running-requests or --state-cache-bytes"
             )));
         }
         // Slots are numbered in 32 bits.
@@ -121,6 +129,15 @@ impl MemoryPlan {
             .filter(|blocks| blocks.checked_mul(BLOCK_TOKENS as u32).is_some())
             .ok_or_else(|| LoadError::Config(format!("a key/value cache of {tokens} tokens is too large")))
     }
+}
+
+/// How many snapshots to make room for.
+fn snapshots(bytes_each: u64, options: &EngineOptions) -> Option<u32> {
+    if bytes_each == 0 {
+        return None;
+    }
+    let bytes = if options.prefix_tokens == Some(0) { 0 } else { options.state_cache_bytes };
+    Some(u32::try_from(bytes / bytes_each).unwrap_or(u32::MAX).min(MAX_SNAPSHOTS))
 }
 
 #[cfg(test)]
@@ -220,6 +237,8 @@ mod tests {
         assert_eq!(plan.kv_bytes_per_token, 20_480);
         // Matrices and the convolution's tails, both in f32 on CPU.
         assert_eq!(plan.state_bytes_per_sequence, 62_914_560 + 2 * 1_474_560);
-        assert_eq!(plan.state_bytes, 4 * plan.state_bytes_per_sequence);
+        let snapshots = EngineOptions::DEFAULT_STATE_CACHE_BYTES / plan.state_bytes_per_sequence;
+        assert_eq!((plan.snapshots, snapshots), (Some(16), 16));
+        assert_eq!(plan.state_bytes, (4 + snapshots) * plan.state_bytes_per_sequence);
     }
 }

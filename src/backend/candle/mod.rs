@@ -48,6 +48,8 @@ pub struct EngineOptions {
     pub kv_dtype: KvDtype,
     /// Of these, how many may keep prefixes that come again; `None`: all that no sequence needs, 0: none.
     pub prefix_tokens: Option<usize>,
+    /// Bytes for snapshots of what linear layers remember, without which a hybrid model cannot take up a known prefix.
+    pub state_cache_bytes: u64,
 }
 
 /// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
@@ -78,6 +80,9 @@ impl EngineOptions {
     /// Default size of the key/value cache on CPU. Pages of it are taken from the system only when they are first
     /// used, so an idle engine does not hold it.
     pub const DEFAULT_CACHE_BYTES: u64 = 2 << 30;
+
+    /// Default room for snapshots: sixteen of Qwen3.6's. Taken from the system when first used, too.
+    pub const DEFAULT_STATE_CACHE_BYTES: u64 = 1 << 30;
 }
 
 impl Default for EngineOptions {
@@ -91,6 +96,7 @@ impl Default for EngineOptions {
             mem_fraction: None,
             kv_dtype: KvDtype::Auto,
             prefix_tokens: None,
+            state_cache_bytes: Self::DEFAULT_STATE_CACHE_BYTES,
         }
     }
 }
@@ -112,7 +118,8 @@ impl CandleBackend {
         let device = Device::Cpu;
         let config = DecoderConfig::read(checkpoint)?;
         let free = machine::memory().map(|memory| memory.available);
-        let blocks = MemoryPlan::with_memory(checkpoint, &config, options, free)?.cache_blocks()?;
+        let plan = MemoryPlan::with_memory(checkpoint, &config, options, free)?;
+        let blocks = plan.cache_blocks()?;
         // What the cache cannot hold is no context, whatever the model was made for.
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
         let tensor_error = |source| LoadError::Tensor { name: "the key/value cache".into(), source };
@@ -127,7 +134,7 @@ impl CandleBackend {
                     prefill_chunk: options.prefill_chunk.max(1),
                     blocks,
                     prefix_blocks: options.prefix_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS),
-                    snapshots: None,
+                    snapshots: plan.snapshots,
                 },
                 hidden: config.hidden,
                 vocab: config.vocab,

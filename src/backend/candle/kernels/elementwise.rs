@@ -36,7 +36,7 @@ pub(in crate::backend::candle) fn swiglu(inputs: &Tensor) -> Result<Tensor> {
     inputs.contiguous()?.apply_op1_no_bwd(&SwiGlu)
 }
 
-/// The rotation of each row: cosines and sines `[rows, dim / 2]`.
+/// The rotation of each row: cosines and sines `[rows, turned / 2]`.
 #[derive(Debug)]
 pub(in crate::backend::candle) struct Turns {
     pub(in crate::backend::candle) cos: Vec<f32>,
@@ -49,6 +49,8 @@ pub(in crate::backend::candle) struct HeadPreparation {
     pub(in crate::backend::candle) heads: usize,
     pub(in crate::backend::candle) kv_heads: usize,
     pub(in crate::backend::candle) dim: usize,
+    /// The values at the start of a head that are turned, an even number; the others pass.
+    pub(in crate::backend::candle) turned: usize,
     /// The norms of queries and keys, where the model has them.
     pub(in crate::backend::candle) norms: Option<HeadNorms>,
 }
@@ -61,7 +63,7 @@ pub(in crate::backend::candle) struct HeadNorms {
     pub(in crate::backend::candle) eps: f32,
 }
 
-/// Normalises and turns the heads of `[rows, queries | keys | values]`; values stay as they are.
+/// Normalises and turns the heads of `[rows, queries | keys | ...]`; what stands behind the keys stays as it is.
 pub(in crate::backend::candle) fn prepare_heads(
     inputs: &Tensor,
     turns: &Arc<Turns>,
@@ -227,10 +229,10 @@ impl CustomOp1 for PrepareHeads {
     }
 
     fn cpu_fwd(&self, inputs: &CpuStorage, at: &Layout) -> Result<(CpuStorage, Shape)> {
-        let HeadPreparation { heads, kv_heads, dim, norms } = &self.heads;
+        let HeadPreparation { heads, kv_heads, dim, turned, norms } = &self.heads;
         let (inputs, (rows, width)) = (values(inputs, at)?, at.shape().dims2()?);
-        let half = dim / 2;
-        if width != (heads + 2 * kv_heads) * dim || self.turns.cos.len() != rows * half || width == 0 {
+        let half = turned / 2;
+        if width < (heads + kv_heads) * dim || turned > dim || self.turns.cos.len() != rows * half || width == 0 {
             bail!("heads of {width} values and {} angles do not fit {rows} rows", self.turns.cos.len());
         }
         let mut out = inputs.to_vec();
@@ -243,7 +245,7 @@ impl CustomOp1 for PrepareHeads {
                     let x = head.to_vec();
                     simd::run(NormRow { x: &x, weight, eps: *eps, out: head });
                 }
-                let (low, high) = head.split_at_mut(half);
+                let (low, high) = head[..2 * half].split_at_mut(half);
                 for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
                     (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
                 }
@@ -268,7 +270,6 @@ fn by_rows(out: &mut [f32], n: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
 mod tests {
     use super::*;
     use crate::backend::candle::kernels::testing::{assert_close, normal};
-    use candle_core::D;
 
     #[test]
     fn norms_are_the_tensor_librarys() {
@@ -297,25 +298,27 @@ mod tests {
     #[test]
     fn heads_are_normalised_and_turned_as_the_tensor_library_does_it() {
         let (rows, heads, kv_heads, dim) = (5, 4, 2, 24);
-        let inputs = normal(6, rows, (heads + 2 * kv_heads) * dim);
-        let angles = normal(7, rows, dim / 2);
-        let flat = |x: Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        let turns = Arc::new(Turns { cos: flat(angles.cos().unwrap()), sin: flat(angles.sin().unwrap()) });
-        let weight = normal(8, 1, dim).squeeze(0).unwrap();
-        let weights: Arc<[f32]> = weight.to_vec1().unwrap().into();
-        let norms = Some(HeadNorms { queries: Arc::clone(&weights), keys: weights, eps: 1e-6 });
-        let got = prepare_heads(&inputs, &turns, &HeadPreparation { heads, kv_heads, dim, norms }).unwrap();
-        let part = |x: &Tensor, from: usize, count: usize| x.narrow(1, from * dim, count * dim).unwrap();
-        let turned = part(&inputs, 0, heads + kv_heads).reshape((rows, heads + kv_heads, dim)).unwrap();
-        let turned =
-            candle_nn::ops::rms_norm(&turned.contiguous().unwrap(), &weight, 1e-6).unwrap().unsqueeze(0).unwrap();
-        let turned = candle_nn::rotary_emb::rope_thd(&turned, &angles.cos().unwrap(), &angles.sin().unwrap()).unwrap();
-        assert_close(
-            &part(&got, 0, heads + kv_heads),
-            &turned.reshape((rows, (heads + kv_heads) * dim)).unwrap(),
-            1e-5,
-        );
-        assert_close(&part(&got, heads + kv_heads, kv_heads), &part(&inputs, heads + kv_heads, kv_heads), 1e-5);
-        assert_eq!(angles.dim(D::Minus1).unwrap(), dim / 2);
+        // A whole head, and a part of it.
+        for turned in [24, 8] {
+            let inputs = normal(6, rows, (heads + 2 * kv_heads) * dim);
+            let angles = normal(7, rows, turned / 2);
+            let flat = |x: Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let (cos, sin) = (angles.cos().unwrap(), angles.sin().unwrap());
+            let turns = Arc::new(Turns { cos: flat(cos.clone()), sin: flat(sin.clone()) });
+            let weight = normal(8, 1, dim).squeeze(0).unwrap();
+            let weights: Arc<[f32]> = weight.to_vec1().unwrap().into();
+            let norms = Some(HeadNorms { queries: Arc::clone(&weights), keys: weights, eps: 1e-6 });
+            let got = prepare_heads(&inputs, &turns, &HeadPreparation { heads, kv_heads, dim, turned, norms }).unwrap();
+            let part = |x: &Tensor, from: usize, count: usize| x.narrow(1, from * dim, count * dim).unwrap();
+            let normed = part(&inputs, 0, heads + kv_heads).reshape((rows, heads + kv_heads, dim)).unwrap();
+            let normed = candle_nn::ops::rms_norm(&normed.contiguous().unwrap(), &weight, 1e-6).unwrap();
+            let first = normed.narrow(2, 0, turned).unwrap().contiguous().unwrap().unsqueeze(0).unwrap();
+            let first = candle_nn::rotary_emb::rope_thd(&first, &cos, &sin).unwrap().squeeze(0).unwrap();
+            let rest = normed.narrow(2, turned, dim - turned).unwrap();
+            let want = if turned == dim { first } else { Tensor::cat(&[first, rest], 2).unwrap() };
+            let want = want.reshape((rows, (heads + kv_heads) * dim)).unwrap();
+            assert_close(&part(&got, 0, heads + kv_heads), &want, 1e-5);
+            assert_close(&part(&got, heads + kv_heads, kv_heads), &part(&inputs, heads + kv_heads, kv_heads), 1e-5);
+        }
     }
 }

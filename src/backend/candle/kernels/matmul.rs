@@ -83,7 +83,7 @@ impl Product<'_> {
             let first = at * chunk;
             let mut done = 0;
             while done < out.len() / rows {
-                let weights = self.group(first + done, GROUP.min(out.len() / rows - done));
+                let weights = group(self.matrices, first + done, GROUP.min(out.len() / rows - done));
                 dispatch(level, &weights, self.x, self.columns, rows, &mut scratch, |output, row, sum| {
                     out[(done + output) * rows + row] = sum;
                 });
@@ -112,7 +112,7 @@ impl Product<'_> {
             let rows = x.len() / self.columns;
             let mut first = 0;
             while first < self.outputs {
-                let weights = self.group(first, GROUP.min(self.outputs - first));
+                let weights = group(self.matrices, first, GROUP.min(self.outputs - first));
                 dispatch(level, &weights, x, self.columns, rows, &mut scratch, |output, row, sum| {
                     out[row * self.outputs + first + output] = sum;
                 });
@@ -121,21 +121,21 @@ impl Product<'_> {
         });
         out
     }
+}
 
-    /// The stored rows of up to `count` outputs from `first` on, all of one matrix.
-    fn group(&self, first: usize, count: usize) -> Group<'_> {
-        let mut skipped = 0;
-        for matrix in self.matrices {
-            if first < skipped + matrix.rows() {
-                let within = first - skipped;
-                let count = count.min(matrix.rows() - within);
-                let row = |at: usize| matrix.row(within + at.min(count - 1));
-                return Group { rows: [row(0), row(1), row(2), row(3)], count, format: matrix.format() };
-            }
-            skipped += matrix.rows();
+/// The stored rows of up to `count` outputs from `first` on, all of one matrix.
+pub(super) fn group(matrices: &[Matrix], first: usize, count: usize) -> Group<'_> {
+    let mut skipped = 0;
+    for matrix in matrices {
+        if first < skipped + matrix.rows() {
+            let within = first - skipped;
+            let count = count.min(matrix.rows() - within);
+            let row = |at: usize| matrix.row(within + at.min(count - 1));
+            return Group { rows: [row(0), row(1), row(2), row(3)], count, format: matrix.format() };
         }
-        Group { rows: [&[]; GROUP], count: 0, format: Format::F32 }
+        skipped += matrix.rows();
     }
+    Group { rows: [&[]; GROUP], count: 0, format: Format::F32 }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod dot;
 mod elementwise;
 mod format;
+mod grouped;
 mod kv_value;
 mod lanes;
 mod matmul;
@@ -14,6 +15,7 @@ mod testing;
 
 pub(super) use elementwise::{HeadNorms, HeadPreparation, Turns, add_rms_norm, prepare_heads, rms_norm, swiglu};
 pub(super) use format::Format;
+pub(super) use grouped::{Segment, Shares, add_gated, grouped_matmul, weighted_sums};
 pub(super) use kv_value::KvValue;
 pub(super) use matmul::matmul;
 pub(super) use matrix::{Matrix, RowOrder};

@@ -52,7 +52,12 @@ impl Decoder {
             let prefix = format!("{prefix}.layers.{index}");
             Ok(Layer {
                 attention_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
-                attention: Attention::load(weights, &format!("{prefix}.self_attn"), config.attention)?,
+                attention: Attention::load(
+                    weights,
+                    &format!("{prefix}.self_attn"),
+                    config.attention,
+                    config.rope.dim(),
+                )?,
                 feed_forward_norm: norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
                 feed_forward: FeedForward::load(config, weights, &format!("{prefix}.mlp"), index)?,
             })

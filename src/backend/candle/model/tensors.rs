@@ -130,6 +130,11 @@ mod tests {
             self.weights.matrix(name, output, input)
         }
 
+        fn stack(&self, name: &str, count: usize, output: usize, input: usize) -> Result<Vec<Matrix>, LoadError> {
+            self.note(name, &[count, output, input]);
+            self.weights.stack(name, count, output, input)
+        }
+
         fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
             self.note(name, &[len]);
             self.weights.vector(name, len)

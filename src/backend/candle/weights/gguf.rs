@@ -72,6 +72,11 @@ impl WeightSource for GgufWeights<'_> {
         Self::matrix(self, name, &[output, input])
     }
 
+    fn stack(&self, name: &str, _: usize, _: usize, _: usize) -> Result<Vec<Matrix>, LoadError> {
+        // No architecture that we read from GGUF files has one.
+        Err(LoadError::Missing { name: name.into() })
+    }
+
     fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
         Self::matrix(self, name, &[len])
     }

@@ -118,6 +118,9 @@ pub(super) trait WeightSource {
     /// Weights `[output, input]`, as they are stored.
     fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError>;
 
+    /// A tensor `[count, output, input]`, as `count` matrices.
+    fn stack(&self, name: &str, count: usize, output: usize, input: usize) -> Result<Vec<Matrix>, LoadError>;
+
     /// A vector of `len` values, as a matrix of one row.
     fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError>;
 }

@@ -75,6 +75,10 @@ impl WeightSource for SafetensorsWeights<'_> {
         Self::matrix(self, name, &[output, input])
     }
 
+    fn stack(&self, name: &str, count: usize, output: usize, input: usize) -> Result<Vec<Matrix>, LoadError> {
+        Err(LoadError::Missing { name: name.into() })
+    }
+
     fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
         Self::matrix(self, name, &[len])
     }

@@ -39,6 +39,7 @@ impl Attention {
         weights: &dyn WeightSource,
         prefix: &str,
         shape: AttentionShape,
+        turned: usize,
     ) -> std::result::Result<Self, LoadError> {
         let (hidden, dim) = (shape.hidden, shape.head_dim);
         let norm = |name: &str, rule| weights.norm(&format!("{prefix}.{name}.weight"), dim, rule);
@@ -53,6 +54,7 @@ impl Attention {
                 heads: shape.heads,
                 kv_heads: shape.kv_heads,
                 dim,
+                turned,
                 norms: match shape.head_norm {
                     Some(rule) => Some(HeadNorms {
                         queries: norm("q_norm", rule)?.weight(),

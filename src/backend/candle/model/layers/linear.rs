@@ -22,6 +22,11 @@ impl Linear {
         Self { matrices: parts.iter().flat_map(|part| part.matrices.iter().cloned()).collect() }
     }
 
+    /// The weights, for products that are computed together with others.
+    pub(in crate::backend::candle) fn matrices(&self) -> Arc<[Matrix]> {
+        Arc::clone(&self.matrices)
+    }
+
     /// `[rows, input]` to `[rows, output]`.
     pub(in crate::backend::candle) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         matmul(x, Arc::clone(&self.matrices))

@@ -3,18 +3,23 @@
 use candle_core::{Result, Tensor};
 
 use super::Linear;
-use crate::backend::candle::kernels::swiglu;
+use crate::backend::candle::kernels::{Matrix, swiglu};
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
 /// `down(silu(gate x) * up x)`.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct Mlp {
     /// Gate and up side by side.
-    inputs: Linear,
-    down: Linear,
+    pub(super) inputs: Linear,
+    pub(super) down: Linear,
 }
 
 impl Mlp {
+    /// From weights whose rows are the gate's, then the up projection's, and the down projection's.
+    pub(super) fn new(inputs: Matrix, down: Matrix) -> Self {
+        Self { inputs: Linear::new(inputs), down: Linear::new(down) }
+    }
+
     /// The three projections under `prefix` (`...gate_proj.weight` and so on).
     pub(in crate::backend::candle) fn load(
         weights: &dyn WeightSource,
