@@ -4,7 +4,7 @@
 //! them to buyers. Requests are not typed here; `job::JobRequest` reads them leniently from JSON, because what buyers
 //! send is wider than any one schema.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// A whole chat completion, the `output` of a response frame.
@@ -37,6 +37,9 @@ pub struct Choice {
     pub finish_reason: Option<FinishReason>,
     /// The assistant's message.
     pub message: Message,
+    /// Log-probabilities of its tokens, where they were asked for.
+    #[serde(default, deserialize_with = "readable_or_none", skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<ChoiceLogprobs>,
 }
 
 /// Why an answer ended, in OpenAI's words.
@@ -96,6 +99,60 @@ impl Delta {
     }
 }
 
+/// A piece of a streamed answer: what one chunk brings.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Piece {
+    /// What to append to the message.
+    pub delta: Delta,
+    /// Log-probabilities of tokens that no earlier piece brought.
+    pub logprobs: Option<ChoiceLogprobs>,
+}
+
+impl From<Delta> for Piece {
+    fn from(delta: Delta) -> Self {
+        Self { delta, logprobs: None }
+    }
+}
+
+/// Log-probabilities of an answer's tokens, or of those that a piece of it brings.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChoiceLogprobs {
+    /// One entry a token, in order.
+    pub content: Vec<LogprobEntry>,
+    /// Entries of a refusal, which models served here do not tell from content: `null`.
+    #[serde(default)]
+    pub refusal: Option<Value>,
+}
+
+/// A chosen token and the best ones in its place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LogprobEntry {
+    /// The token that was chosen.
+    #[serde(flatten)]
+    pub chosen: TokenLogprob,
+    /// As many of the best tokens as were asked for, best first. The chosen one need not be among them.
+    #[serde(default)]
+    pub top_logprobs: Vec<TokenLogprob>,
+}
+
+/// A token and how likely the model found it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Its text, with U+FFFD for bytes that are no UTF-8: a token may be half a character.
+    pub token: String,
+    /// The natural logarithm of its probability, never below
+    /// [`LOWEST_LOGPROB`](crate::backend::TokenLogprobs::LOWEST_LOGPROB).
+    pub logprob: f32,
+    /// Its bytes, exactly; `null` where it has none, as ids that only pad a vocabulary.
+    #[serde(default)]
+    pub bytes: Option<Vec<u8>>,
+}
+
+/// Reads log-probabilities of another shape as none: other miners' answers are worth more than these notes on them.
+pub(crate) fn readable_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ChoiceLogprobs>, D::Error> {
+    Ok(serde_json::from_value(Value::deserialize(deserializer)?).unwrap_or_default())
+}
+
 /// Token counts of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
@@ -126,6 +183,36 @@ impl Usage {
             completion_tokens: completion,
             total_tokens: prompt.saturating_add(completion),
             prompt_tokens_details: (cached > 0).then_some(PromptTokensDetails { cached_tokens: cached.min(prompt) }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::MinerFrame;
+    use serde_json::json;
+
+    #[test]
+    fn a_chunk_carries_logprobs_and_odd_ones_do_not_cost_its_text() {
+        let read = |logprobs: Value| {
+            let frame = json!({"type": "chunk", "corr_id": "c", "delta": {"content": "x"}, "logprobs": logprobs});
+            match serde_json::from_value(frame).unwrap() {
+                MinerFrame::Chunk(chunk) => chunk,
+                other => panic!("{other:?}"),
+            }
+        };
+        let entry = json!({"token": "x", "logprob": -0.12, "bytes": [120],
+                           "top_logprobs": [{"token": "\u{fffd}", "logprob": -9999.0, "bytes": null}]});
+        let logprobs = json!({"content": [entry], "refusal": null});
+        let written = serde_json::to_string(&MinerFrame::Chunk(read(logprobs.clone()))).unwrap();
+        assert!(written.contains(r#""delta":{"content":"x"},"logprobs":{"content":[{"token":"x","logprob":-0.12,"#));
+        // Other miners write whole numbers and leave keys out.
+        let terse = json!({"content": [{"token": "x", "logprob": 0}]});
+        assert_eq!(read(terse).logprobs.unwrap().content[0].chosen.logprob, 0.0);
+        for odd in [Value::Null, json!([]), json!({"content": null}), json!({"tokens": ["x"]}), json!(7)] {
+            let chunk = read(odd);
+            assert_eq!((chunk.delta, chunk.logprobs), (Delta::content("x"), None));
         }
     }
 }

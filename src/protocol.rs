@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::openai::{Completion, Delta};
+use crate::openai::{ChoiceLogprobs, Completion, Delta, readable_or_none};
 
 /// A message may hold a whole conversation: 229,376 prompt tokens are about 1.5 MB of JSON, and a reply carries the
 /// ids and proofs beside the text. The usual 1 MiB limit of websocket libraries closes the leg on such a prompt.
@@ -228,6 +228,9 @@ pub struct Chunk {
     pub corr_id: String,
     /// What to append.
     pub delta: Delta,
+    /// Log-probabilities of the tokens that this chunk brings, where they were asked for.
+    #[serde(default, deserialize_with = "readable_or_none", skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<ChoiceLogprobs>,
 }
 
 /// The end of a request: an answer with its proof, or an error.

@@ -60,6 +60,8 @@ pub struct GenerationRequest {
     pub stop_ids: Vec<u32>,
     /// How ids are chosen.
     pub sampling: SamplingParams,
+    /// `Some(k)` asks for [`TokenLogprobs`] with each id, the `k` best ids among them.
+    pub logprobs: Option<usize>,
 }
 
 /// How the next id is chosen from the logits.
@@ -179,6 +181,8 @@ pub enum GenerationEvent {
         ids: Vec<u32>,
         /// `[ids.len(), hidden]`: row `j` chose id `j`.
         fin: FinRows,
+        /// One an id where the request asks for them, else none.
+        logprobs: Vec<TokenLogprobs>,
     },
     /// The end.
     Finished {
@@ -187,6 +191,27 @@ pub enum GenerationEvent {
         /// What it took.
         timings: Timings,
     },
+}
+
+/// How likely the model found the id that was chosen, and the best ids beside it. Natural logarithms.
+///
+/// They are the log-softmax of the logits as the model gave them: at temperature 1, before penalties and filters. So they
+/// say what the model thinks of a text, whatever the request's way of choosing, and a greedy and a sampled answer compare.
+/// vLLM's default and sglang's `RETURN_ORIGINAL_LOGPROB` are the same; sglang without it divides by the temperature first,
+/// which makes no difference to greedy answers.
+///
+/// Always finite: what has no probability counts as [`LOWEST_LOGPROB`](Self::LOWEST_LOGPROB).
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the chosen id.
+    pub logprob: f32,
+    /// The best ids, best first, the lowest id of equals first. Fewer than asked for where the vocabulary has no more.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl TokenLogprobs {
+    /// Stands for minus infinity, which JSON does not have. OpenAI writes the same for ids that are as good as impossible.
+    pub const LOWEST_LOGPROB: f32 = -9999.0;
 }
 
 /// Why a backend ended a generation.

@@ -124,6 +124,7 @@ async fn run(
             max_tokens: new_tokens,
             stop_ids: Vec::new(),
             sampling: SamplingParams::default(),
+            logprobs: None,
         };
         requests.spawn(read(Arc::clone(backend), request, proofs));
     }

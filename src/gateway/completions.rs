@@ -18,7 +18,7 @@ use super::request::BuyerRequest;
 use super::server::Shared;
 use super::sse;
 use super::ticket::{Event, Ticket};
-use crate::openai::{Completion, Delta};
+use crate::openai::{Completion, Piece};
 use crate::protocol::{self, MAX_MESSAGE_BYTES, Output};
 
 /// Tells a buyer its request's name, which is also its proof's.
@@ -56,7 +56,7 @@ async fn answer(shared: Arc<Shared>, request: BuyerRequest) -> Result<Response, 
 #[derive(Debug)]
 pub(super) enum Step {
     /// A piece of the answer.
-    Delta(Delta),
+    Piece(Piece),
     /// The whole answer, named and dated. Nothing follows.
     Done(Box<Completion>),
 }
@@ -121,7 +121,7 @@ impl Exchange {
     /// Waits for what comes next. After [`Step::Done`] or an error there is nothing more.
     pub(super) async fn next(&mut self) -> Result<Step, BuyerError> {
         match self.ticket.next().await {
-            Some(Event::Delta(delta)) => Ok(Step::Delta(delta)),
+            Some(Event::Piece(piece)) => Ok(Step::Piece(piece)),
             Some(Event::Response(response)) => self.settle(*response).map(Step::Done),
             Some(Event::Unreadable(why)) => Err(BuyerError::bad_answer(&why)),
             Some(Event::TimedOut) => Err(BuyerError::timed_out()),

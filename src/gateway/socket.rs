@@ -13,7 +13,8 @@ use super::admission::judge;
 use super::pool::{AdmittedLeg, Outgoing};
 use super::server::Shared;
 use super::ticket::Event;
-use crate::protocol::{GatewayFrame, Hello, MinerFrame};
+use crate::openai::Piece;
+use crate::protocol::{Chunk, GatewayFrame, Hello, MinerFrame};
 
 /// How long a new leg may take to say hello: a miner says it at once, so only a stranger is late.
 pub(super) const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -162,7 +163,9 @@ where
 fn take(leg: &AdmittedLeg, text: &str) {
     match serde_json::from_str(text) {
         Ok(MinerFrame::Heartbeat(beat)) => leg.heartbeat(&beat),
-        Ok(MinerFrame::Chunk(chunk)) => leg.event(&chunk.corr_id, Event::Delta(chunk.delta)),
+        Ok(MinerFrame::Chunk(Chunk { corr_id, delta, logprobs })) => {
+            leg.event(&corr_id, Event::Piece(Piece { delta, logprobs }));
+        }
         Ok(MinerFrame::Response(response)) => {
             let corr_id = response.corr_id.clone();
             leg.last_event(&corr_id, Event::Response(response));

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::buyer_error::BuyerError;
 use super::completions::{Exchange, Step};
-use crate::openai::{Completion, Delta, FinishReason, Message, Usage};
+use crate::openai::{ChoiceLogprobs, Completion, Delta, FinishReason, Message, Piece, Usage};
 
 /// Streams an answer. Waits for the leg's first word, so that a request which fails at once gets an HTTP error.
 ///
@@ -48,7 +48,7 @@ struct StreamChunk<'a> {
 struct StreamChoice {
     index: u32,
     delta: StreamDelta,
-    logprobs: (),
+    logprobs: Option<ChoiceLogprobs>,
     finish_reason: Option<FinishReason>,
 }
 
@@ -66,7 +66,7 @@ struct Feed {
     id: String,
     include_usage: bool,
     ready: VecDeque<Bytes>,
-    any_delta: bool,
+    any_piece: bool,
     ended: bool,
 }
 
@@ -77,10 +77,10 @@ impl Feed {
             exchange,
             include_usage,
             ready: VecDeque::new(),
-            any_delta: false,
+            any_piece: false,
             ended: false,
         };
-        feed.choice(Some("assistant"), Delta::content(""), None);
+        feed.choice(Some("assistant"), Delta::content("").into(), None);
         feed
     }
 
@@ -106,9 +106,9 @@ impl Feed {
 
     fn take(&mut self, step: Step) {
         match step {
-            Step::Delta(delta) => {
-                self.any_delta = true;
-                self.choice(None, delta, None);
+            Step::Piece(piece) => {
+                self.any_piece = true;
+                self.choice(None, piece, None);
             }
             Step::Done(completion) => self.finish(*completion),
         }
@@ -118,10 +118,11 @@ impl Feed {
         let usage = completion.usage;
         if let Some(choice) = completion.choices.into_iter().next() {
             let message = whole(choice.message);
-            if !self.any_delta && !message.is_empty() {
-                self.choice(None, message, None);
+            let something = !message.is_empty() || choice.logprobs.is_some();
+            if something && !self.any_piece {
+                self.choice(None, Piece { delta: message, logprobs: choice.logprobs }, None);
             }
-            self.choice(None, Delta::default(), choice.finish_reason.or(Some(FinishReason::Stop)));
+            self.choice(None, Piece::default(), choice.finish_reason.or(Some(FinishReason::Stop)));
         }
         if self.include_usage {
             self.chunk(&[], Some(Some(usage)));
@@ -134,8 +135,9 @@ impl Feed {
         self.ended = true;
     }
 
-    fn choice(&mut self, role: Option<&'static str>, delta: Delta, finish_reason: Option<FinishReason>) {
-        let choice = StreamChoice { index: 0, delta: StreamDelta { role, delta }, logprobs: (), finish_reason };
+    fn choice(&mut self, role: Option<&'static str>, piece: Piece, finish_reason: Option<FinishReason>) {
+        let Piece { delta, logprobs } = piece;
+        let choice = StreamChoice { index: 0, delta: StreamDelta { role, delta }, logprobs, finish_reason };
         self.chunk(&[choice], self.include_usage.then_some(None));
     }
 

@@ -7,14 +7,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::pool::{Pool, Worker};
-use crate::openai::Delta;
+use crate::openai::Piece;
 use crate::protocol::Response;
 
 /// What a leg says about one request.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A piece of the answer.
-    Delta(Delta),
+    Piece(Piece),
     /// The end of it.
     Response(Box<Response>),
     /// An end that could not be read; why.

@@ -27,6 +27,14 @@ pub enum JobError {
         /// Rows in the event.
         rows: usize,
     },
+    /// The backend left out log-probabilities that the request asks for.
+    #[error("the backend gave {ids} tokens with {logprobs} log-probabilities")]
+    Logprobs {
+        /// Ids in the event.
+        ids: usize,
+        /// Log-probabilities in the event.
+        logprobs: usize,
+    },
     /// The backend went away in the middle.
     #[error("the backend ended the generation without a reason")]
     Incomplete,
@@ -55,6 +63,7 @@ impl JobError {
             Self::Backend(BackendError::Broken(_))
             | Self::Proof(_)
             | Self::Rows { .. }
+            | Self::Logprobs { .. }
             | Self::Incomplete
             | Self::Fault(_) => ("server_error", 500),
         };

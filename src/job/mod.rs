@@ -5,19 +5,21 @@
 //! never happen: a commitment whose rows, ids and proofs do not belong together.
 
 mod error;
+mod logprobs;
 mod request;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use self::error::JobError;
+use self::logprobs::Entries;
 pub use self::request::JobRequest;
 
 use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, GenerationEvent, GenerationRequest, StopReason, Timings};
 use crate::chat::{AnswerEnd, ChatModel, RequestError};
-use crate::openai::{Choice, Completion, Delta, Usage};
+use crate::openai::{Choice, Completion, Piece, Usage};
 use crate::proof::{DEFAULT_BATCH, Proof, ProofBuilder, ProofParams};
 use crate::protocol::{Commitment, ToplocCommitment};
 
@@ -88,7 +90,7 @@ impl Service {
         Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)))
     }
 
-    /// Serves one request; `on_delta` gets the answer's pieces as they come. It takes the time that it takes: whoever
+    /// Serves one request; `on_piece` gets the answer's pieces as they come. It takes the time that it takes: whoever
     /// calls bounds it by [`Limits::max_request`], and the wait before it too.
     ///
     /// # Errors
@@ -96,7 +98,7 @@ impl Service {
     pub async fn answer(
         &self,
         request: &JobRequest,
-        mut on_delta: impl FnMut(Delta) + Send,
+        mut on_piece: impl FnMut(Piece) + Send,
     ) -> Result<JobAnswer, JobError> {
         let mut timings = JobTimings::default();
         let started = Instant::now();
@@ -119,33 +121,46 @@ impl Service {
             max_tokens,
             stop_ids: stop_ids.clone(),
             sampling: request.sampling.clone(),
+            logprobs: request.logprobs,
         });
         let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };
         let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;
         let mut proofs: Vec<Proof> = Vec::new();
         let mut answer = self.chat.answer(&request.chat);
+        let mut entries = Entries::new(request.logprobs.is_some());
         let mut output_ids: Vec<u32> = Vec::new();
         let mut cached_tokens = 0;
         let end = 'generation: loop {
             match generation.next().await.ok_or(JobError::Incomplete)?? {
                 GenerationEvent::Started { cached_tokens: cached } => cached_tokens = cached,
-                GenerationEvent::Tokens { ids, fin } => {
+                GenerationEvent::Tokens { ids, fin, logprobs } => {
                     if ids.len() != fin.len() {
                         return Err(JobError::Rows { ids: ids.len(), rows: fin.len() });
                     }
+                    if request.logprobs.is_some() && ids.len() != logprobs.len() {
+                        return Err(JobError::Logprobs { ids: ids.len(), logprobs: logprobs.len() });
+                    }
+                    let mut logprobs = logprobs.into_iter();
                     for (id, row) in ids.into_iter().zip(&fin) {
                         let folding = Instant::now();
                         proofs.extend(builder.push(row)?);
                         timings.proof += folding.elapsed();
                         output_ids.push(id);
+                        let logprobs = logprobs.next();
                         // The id that ends the answer is proven and billed, but has no text.
                         if stop_ids.contains(&id) {
                             continue;
                         }
+                        if let Some(logprobs) = logprobs {
+                            entries.push(self.chat.tokenizer(), id, logprobs);
+                        }
                         let piece = answer.push(id);
-                        piece.deltas.into_iter().for_each(&mut on_delta);
+                        entries.pieces(piece.deltas).for_each(&mut on_piece);
                         if piece.stopped {
                             break 'generation AnswerEnd::Stop;
+                        }
+                        if entries.is_full() {
+                            break 'generation AnswerEnd::Length;
                         }
                     }
                 }
@@ -158,7 +173,7 @@ impl Service {
                 }
             }
         };
-        // A stop string ends the generation from our side: dropping it tells the backend.
+        // A stop string, and a message that is full, end the generation from our side: dropping it tells the backend.
         drop(generation);
         if output_ids.is_empty() {
             return Err(JobError::Incomplete);
@@ -166,7 +181,8 @@ impl Service {
         let assembling = Instant::now();
         proofs.extend(builder.finish()?);
         let (deltas, message, finish_reason) = answer.finish(end);
-        deltas.into_iter().for_each(&mut on_delta);
+        entries.pieces(deltas).for_each(&mut on_piece);
+        entries.last_piece().into_iter().for_each(&mut on_piece);
         let usage = Usage::new(prompt.len() as u64, cached_tokens as u64, output_ids.len() as u64);
         let commitment = Commitment {
             model_root: self.model_root.clone(),
@@ -185,7 +201,12 @@ impl Service {
             object: Some("chat.completion".into()),
             created: Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
             model: Some(self.model.clone()),
-            choices: vec![Choice { index: 0, finish_reason: Some(finish_reason), message }],
+            choices: vec![Choice {
+                index: 0,
+                finish_reason: Some(finish_reason),
+                message,
+                logprobs: entries.into_whole(),
+            }],
             usage,
         };
         timings.assemble = assembling.elapsed();

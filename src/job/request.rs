@@ -9,6 +9,9 @@ use crate::chat::{ChatRequest, RequestError};
 /// Every chosen id is looked for among them, on the thread that steps the model for everybody.
 const MAX_STOP_IDS: usize = 64;
 
+/// OpenAI's limit.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
 /// A request that has been read and found sound.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobRequest {
@@ -22,6 +25,8 @@ pub struct JobRequest {
     pub stop_ids: Vec<u32>,
     /// How ids are chosen. Greedy where the buyer says nothing, as the network's reference miner always is.
     pub sampling: SamplingParams,
+    /// `Some(k)` where the buyer wants each token's log-probability, and those of the `k` best tokens in its place.
+    pub logprobs: Option<usize>,
 }
 
 impl JobRequest {
@@ -63,6 +68,7 @@ impl JobRequest {
             max_tokens: max_tokens.and_then(|n| usize::try_from(n).ok()),
             stop_ids: fields.ids("stop_token_ids")?,
             sampling,
+            logprobs: fields.logprobs()?,
         })
     }
 }
@@ -95,6 +101,20 @@ impl Fields<'_> {
             }
             _ => Err(RequestError::new(format!("{key} must be a whole number from {low} to {high}, not {value}"))),
         }
+    }
+
+    /// `logprobs` and `top_logprobs`, which OpenAI allows only beside it.
+    fn logprobs(&self) -> Result<Option<usize>, RequestError> {
+        let top = self.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
+        let wanted = match self.get("logprobs") {
+            None => false,
+            Some(Value::Bool(wanted)) => *wanted,
+            Some(other) => return Err(RequestError::new(format!("logprobs must be true or false, not {other}"))),
+        };
+        if top.is_some() && !wanted {
+            return Err(RequestError::new("top_logprobs needs logprobs to be true"));
+        }
+        Ok(wanted.then_some(top.and_then(|k| usize::try_from(k).ok()).unwrap_or_default()))
     }
 
     fn ids(&self, key: &str) -> Result<Vec<u32>, RequestError> {
@@ -163,10 +183,35 @@ mod tests {
             ("seed", json!("x")),
             ("stop_token_ids", json!([-1])),
             ("stop_token_ids", json!(vec![7; 65])),
+            ("logprobs", json!(5)),
+            ("logprobs", json!("true")),
+            ("top_logprobs", json!(21)),
+            ("top_logprobs", json!(-1)),
+            ("top_logprobs", json!("x")),
+            ("top_logprobs", json!(2.5)),
+            ("top_logprobs", json!(3)),
         ] {
             let message = parse(json!({ key: value })).unwrap_err().to_string();
             assert!(message.starts_with(key), "{message}");
         }
+    }
+
+    #[test]
+    fn logprobs_are_asked_for_with_or_without_alternatives() {
+        for (extra, want) in [
+            (json!({}), None),
+            (json!({"logprobs": null, "top_logprobs": null}), None),
+            (json!({"logprobs": false}), None),
+            (json!({"logprobs": true}), Some(0)),
+            (json!({"logprobs": true, "top_logprobs": 0}), Some(0)),
+            (json!({"logprobs": true, "top_logprobs": 20}), Some(20)),
+        ] {
+            assert_eq!(parse(extra).unwrap().logprobs, want);
+        }
+        for extra in [json!({"logprobs": false, "top_logprobs": 2}), json!({"top_logprobs": 0})] {
+            assert_eq!(parse(extra).unwrap_err().to_string(), "top_logprobs needs logprobs to be true");
+        }
+        assert!(parse(json!({"logprobs": true, "top_logprobs": 21})).unwrap_err().to_string().contains("from 0 to 20"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::worker::{Shared, stopped};
 use super::{DEAD_AFTER, DRAIN_GRACE, HEARTBEAT, PING};
 use crate::chat::RequestError;
 use crate::job::{JobError, JobRequest};
-use crate::openai::Delta;
+use crate::openai::Piece;
 use crate::protocol::{Chunk, GatewayFrame, MinerFrame, Output, Response, Serve};
 
 /// How long the peer may take to answer a close.
@@ -341,10 +341,10 @@ async fn run_job(shared: Arc<Shared>, job: Job, send: impl Fn(MinerFrame) + Send
         }
         // Read before a slot is taken: a request that is wrong is answered at once, however busy the worker is.
         let request = JobRequest::parse(&request, request_id.clone())?;
-        let chunk = |delta: Delta| {
-            if stream && !delta.is_empty() {
+        let chunk = |Piece { delta, logprobs }: Piece| {
+            if stream && !(delta.is_empty() && logprobs.is_none()) {
                 let corr_id = corr_id.clone();
-                send(MinerFrame::Chunk(Chunk { corr_id, delta }));
+                send(MinerFrame::Chunk(Chunk { corr_id, delta, logprobs }));
             }
         };
         let work = async {

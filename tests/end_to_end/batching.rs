@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use engy_miner::backend::candle::{CandleBackend, EngineOptions, KvDtype};
-use engy_miner::backend::{Backend, FinRows, GenerationEvent, GenerationRequest, SamplingParams};
+use engy_miner::backend::{Backend, FinRows, GenerationEvent, GenerationRequest, SamplingParams, TokenLogprobs};
 use engy_miner::checkpoint::Checkpoint;
 use engy_miner::proof::{Policy, ProofParams, build_proofs, verify_proofs};
 use rand::{Rng, SeedableRng};
@@ -31,22 +31,29 @@ fn alone(kv_dtype: KvDtype) -> EngineOptions {
     }
 }
 
-/// Ids, rows and cached tokens of a generation; stops reading after `read` tokens.
-async fn generate(backend: &dyn Backend, request: GenerationRequest, read: usize) -> (Vec<u32>, FinRows, usize) {
+/// Ids, rows, log-probabilities and cached tokens of a generation; stops reading after `read` tokens.
+async fn generate(
+    backend: &dyn Backend,
+    request: GenerationRequest,
+    read: usize,
+) -> (Vec<u32>, FinRows, Vec<TokenLogprobs>, usize) {
+    let wanted = request.logprobs.is_some();
     let mut generation = backend.generate(request);
-    let (mut all_ids, mut cached) = (Vec::new(), 0);
+    let (mut all_ids, mut all_logprobs, mut cached) = (Vec::new(), Vec::new(), 0);
     let mut rows = FinRows::new(backend.info().hidden, vec![]).unwrap();
     while all_ids.len() < read {
         match generation.next().await.unwrap().unwrap() {
             GenerationEvent::Started { cached_tokens } => cached = cached_tokens,
-            GenerationEvent::Tokens { ids, fin } => {
+            GenerationEvent::Tokens { ids, fin, logprobs } => {
+                assert_eq!(logprobs.len(), if wanted { ids.len() } else { 0 });
                 all_ids.extend(ids);
+                all_logprobs.extend(logprobs);
                 assert!(rows.append(&fin));
             }
             GenerationEvent::Finished { .. } => break,
         }
     }
-    (all_ids, rows, cached)
+    (all_ids, rows, all_logprobs, cached)
 }
 
 /// Forty requests of mixed lengths, some forks of others, some sampled, some that hang up half-way.
@@ -66,7 +73,8 @@ fn requests(seed: u64) -> Vec<(GenerationRequest, usize)> {
             let sampled = SamplingParams { temperature: 0.8, top_p: 0.95, seed: Some(n), ..SamplingParams::default() };
             let sampling = if rng.random_bool(0.3) { sampled } else { SamplingParams::default() };
             let read = if rng.random_bool(0.15) { rng.random_range(1..=max_tokens) } else { usize::MAX };
-            (GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling }, read)
+            let logprobs = (n % 3 == 0).then_some(n as usize % 7);
+            (GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling, logprobs }, read)
         })
         .collect()
 }
@@ -91,11 +99,12 @@ async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() 
         }))
         .await;
         let mut found = 0;
-        for ((request, _), (ids, rows, cached)) in requests.iter().zip(&together) {
-            let (want, want_rows, _) = generate(alone.as_ref(), request.clone(), usize::MAX).await;
+        for ((request, _), (ids, rows, logprobs, cached)) in requests.iter().zip(&together) {
+            let (want, want_rows, want_logprobs, _) = generate(alone.as_ref(), request.clone(), usize::MAX).await;
             assert_eq!(ids[..], want[..ids.len()], "{model}: ids of {request:?}");
             let same = rows.iter().zip(&want_rows).all(|(got, want)| got == want);
             assert!(same, "{model}: rows of {request:?}");
+            assert_eq!(logprobs[..], want_logprobs[..logprobs.len()], "{model}: log-probabilities of {request:?}");
             found += cached;
             let flat = rows.iter().flatten().copied().collect::<Vec<_>>();
             let proofs = build_proofs(&flat, rows.hidden(), PARAMS, None).unwrap();
@@ -131,9 +140,10 @@ async fn a_conversation_reads_only_what_is_new_and_says_how_much_was_known() {
                     max_tokens: 20,
                     stop_ids: vec![],
                     sampling: SamplingParams::default(),
+                    logprobs: None,
                 };
-                let (ids, rows, hit) = generate(cached.as_ref(), request.clone(), usize::MAX).await;
-                let (want, want_rows, none) = generate(plain.as_ref(), request.clone(), usize::MAX).await;
+                let (ids, rows, _, hit) = generate(cached.as_ref(), request.clone(), usize::MAX).await;
+                let (want, want_rows, _, none) = generate(plain.as_ref(), request.clone(), usize::MAX).await;
                 assert_eq!((&ids, &rows, none), (&want, &want_rows, 0), "{model}");
                 // Every whole block that some former turn has computed, short of the last token.
                 let blocks = (0..conversation.len())

@@ -15,7 +15,7 @@ fn close(row: &[bf16], want: &[f32]) -> bool {
 }
 
 fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerationRequest {
-    GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling: SamplingParams::default() }
+    GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling: SamplingParams::default(), logprobs: None }
 }
 
 async fn generate(
@@ -28,7 +28,8 @@ async fn generate(
     while let Some(event) = generation.next().await {
         match event? {
             GenerationEvent::Started { cached_tokens } => assert_eq!(cached_tokens, 0),
-            GenerationEvent::Tokens { ids, fin } => {
+            GenerationEvent::Tokens { ids, fin, logprobs } => {
+                assert!(logprobs.is_empty(), "not asked for");
                 all_ids.extend(ids);
                 assert!(all_rows.append(&fin));
             }

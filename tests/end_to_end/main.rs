@@ -5,6 +5,7 @@
 mod batching;
 mod cli;
 mod golden;
+mod logprobs;
 mod serving;
 mod site;
 mod verifying;

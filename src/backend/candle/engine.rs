@@ -14,6 +14,7 @@ use std::time::Instant;
 use half::bf16;
 use tokio::sync::oneshot;
 
+use super::logprobs::token_logprobs;
 use super::plan::{StepOutput, StepRunner};
 use super::sampler::Sampler;
 use super::scheduler::{RowUse, Scheduler, SchedulerConfig, SequenceId, Wanted};
@@ -135,6 +136,8 @@ enum Client {
 struct GenerationClient {
     sender: GenerationSender,
     sampler: Sampler,
+    /// How many of the best ids each id comes with, where log-probabilities are wanted.
+    logprobs: Option<usize>,
     stop_ids: Vec<u32>,
     /// Tokens that may still be chosen.
     left: usize,
@@ -221,6 +224,7 @@ impl Engine {
         let client = Client::Generation(Box::new(GenerationClient {
             sender,
             sampler: Sampler::new(request.sampling, &request.prompt),
+            logprobs: request.logprobs,
             stop_ids: request.stop_ids,
             left,
             submitted: Instant::now(),
@@ -369,6 +373,8 @@ impl GenerationClient {
         began: Instant,
         cached_tokens: impl FnOnce() -> usize,
     ) -> Option<u32> {
+        // Choosing penalises the logits in place, and log-probabilities are of what the model gave.
+        let raw = self.logprobs.map(|k| (k, logits.clone()));
         let Some(id) = self.sampler.choose(logits) else {
             self.sender.send(Err(BackendError::Broken("the model gave no finite logit".into())));
             return None;
@@ -383,7 +389,8 @@ impl GenerationClient {
             }
         };
         let fin = FinRows::new(row.len(), row.to_vec())?;
-        self.sender.send(Ok(GenerationEvent::Tokens { ids: vec![id], fin }));
+        let logprobs = raw.map(|(k, logits)| token_logprobs(&logits, id, k)).into_iter().collect();
+        self.sender.send(Ok(GenerationEvent::Tokens { ids: vec![id], fin, logprobs }));
         self.left = self.left.saturating_sub(1);
         let reason = if self.stop_ids.contains(&id) {
             StopReason::StopId(id)

@@ -1,10 +1,12 @@
 //! Text to ids and back, by the checkpoint's tokenizer.
 
 mod gguf;
+mod spelling;
 
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 
+use self::spelling::Spelling;
 use super::request::RequestError;
 use crate::checkpoint::Checkpoint;
 
@@ -14,6 +16,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// Bytes of the longest token, as the vocabulary spells it: at least those of its text.
     longest: usize,
+    spelling: Spelling,
 }
 
 /// Why a checkpoint's tokenizer cannot be used.
@@ -70,7 +73,7 @@ impl Tokenizer {
 
     fn new(inner: tokenizers::Tokenizer) -> Self {
         let longest = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1).max(1);
-        Self { inner, longest }
+        Self { longest, spelling: Spelling::of(&inner), inner }
     }
 
     /// The fewest tokens that a text of this many bytes can have.
@@ -103,6 +106,15 @@ impl Tokenizer {
             None => true,
             Some(token) => self.inner.get_added_vocabulary().is_special_token(&token),
         }
+    }
+
+    /// The bytes of one id, part of a character or not; a control token's are those of its name. `None` for ids that are
+    /// not in the vocabulary.
+    ///
+    /// A piece that begins with a space keeps it, also where [`Tokenizer::decode`] leaves it out at the start of a text.
+    #[must_use]
+    pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.spelling.bytes(&self.inner, id)
     }
 
     /// The id of a token, by its exact text.

@@ -130,6 +130,52 @@ async fn a_miner_that_does_not_stream_loses_nothing() {
     assert_eq!(events[2]["choices"][0]["finish_reason"], "tool_calls");
 }
 
+/// Entries of these tokens.
+fn logprobs(tokens: &[&str]) -> Value {
+    let entries = tokens.iter().map(|token| {
+        json!({"token": token, "logprob": -0.25, "bytes": token.as_bytes(),
+            "top_logprobs": [{"token": "\u{fffd}", "logprob": -9999.0, "bytes": null}]})
+    });
+    json!({"content": entries.collect::<Vec<_>>(), "refusal": null})
+}
+
+#[tokio::test]
+async fn logprobs_reach_the_buyer_plain_and_streamed() {
+    let site = Site::open().await;
+    let mut miner = site.miner(1).await;
+    let mut whole = output(&json!({"role": "assistant", "content": "Done."}), "stop");
+    whole["choices"][0]["logprobs"] = logprobs(&["Do", "ne", "."]);
+    for (stream, chunks) in [(false, 0), (true, 2), (true, 0)] {
+        let mut request = chat(stream);
+        request["logprobs"] = json!(true);
+        request["top_logprobs"] = json!(1);
+        let (response, job) = join!(site.ask(&request), async {
+            let job = miner.job().await;
+            for (text, tokens) in [("Do", &["Do"][..]), ("ne.", &["ne", "."])].into_iter().take(chunks) {
+                let chunk = json!({"type": "chunk", "corr_id": job.corr_id, "delta": {"content": text},
+                    "logprobs": logprobs(tokens)});
+                miner.send(&chunk).await;
+            }
+            miner.answer(&job, &whole).await;
+            job
+        });
+        assert_eq!((&job.request["logprobs"], &job.request["top_logprobs"]), (&json!(true), &json!(1)));
+        let body = within(response.text()).await.unwrap();
+        if !stream {
+            let body: Value = serde_json::from_str(&body).unwrap();
+            assert_eq!(body["choices"], whole["choices"]);
+            continue;
+        }
+        let told: Vec<Value> = events(&body).iter().map(|event| event["choices"][0]["logprobs"].clone()).collect();
+        let null = Value::Null;
+        let want = match chunks {
+            0 => vec![null.clone(), logprobs(&["Do", "ne", "."]), null],
+            _ => vec![null.clone(), logprobs(&["Do"]), logprobs(&["ne", "."]), null],
+        };
+        assert_eq!(told, want);
+    }
+}
+
 #[tokio::test]
 async fn a_request_without_a_model_means_the_only_one() {
     let site = Site::open().await;

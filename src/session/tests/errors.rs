@@ -127,7 +127,7 @@ async fn an_answer_that_cannot_be_proven_is_none() {
         },
         |run| {
             let fin = FinRows::new(8, vec![bf16::ONE; 8]).unwrap();
-            run.tell(Ok(GenerationEvent::Tokens { ids: vec![65], fin }));
+            run.tell(Ok(GenerationEvent::Tokens { ids: vec![65], fin, logprobs: vec![] }));
             run.finish();
             "cannot be proven"
         },

@@ -11,6 +11,7 @@ mod endings;
 mod errors;
 mod hello;
 mod load;
+mod logprobs;
 mod reconnects;
 mod scripted_backend;
 mod scripted_gateway;

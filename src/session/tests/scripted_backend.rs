@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::site::within;
 use crate::backend::{
     Backend, BackendError, BackendInfo, FinRows, Generation, GenerationEvent, GenerationRequest, GenerationSender,
-    Health, Load, StopReason, Timings,
+    Health, Load, StopReason, Timings, TokenLogprobs,
 };
 
 pub(super) const HIDDEN: usize = 16;
@@ -127,12 +127,21 @@ impl Run {
         self.sender.send(event);
     }
 
-    /// Gives ids with their rows, as one event.
+    /// Gives ids with their rows, as one event; with log-probabilities where they are wanted.
     pub(super) fn give(&mut self, ids: &[u32]) {
         let rows = self.random_rows(ids.len());
+        let before = self.ids.len();
         self.ids.extend_from_slice(ids);
         self.rows.extend_from_slice(&rows);
-        self.tell(tokens(ids, rows));
+        let logprobs = (before..self.ids.len()).filter_map(|place| self.logprobs(place)).collect();
+        let fin = FinRows::new(HIDDEN, rows).unwrap();
+        self.tell(Ok(GenerationEvent::Tokens { ids: ids.to_vec(), fin, logprobs }));
+    }
+
+    /// What is said of the id at this place of the answer: its place in eighths, and as many zero bytes as are wanted.
+    fn logprobs(&self, place: usize) -> Option<TokenLogprobs> {
+        let logprob = place as f32 / -8.0;
+        self.request.logprobs.map(|k| TokenLogprobs { logprob, top: vec![(0, -0.5); k] })
     }
 
     /// Gives a text, one id a byte (so has the fixture's vocabulary it).
@@ -176,5 +185,5 @@ impl Run {
 
 /// An event of these ids and rows, whether they fit or not.
 pub(super) fn tokens(ids: &[u32], rows: Vec<bf16>) -> Result<GenerationEvent, BackendError> {
-    Ok(GenerationEvent::Tokens { ids: ids.to_vec(), fin: FinRows::new(HIDDEN, rows).unwrap() })
+    Ok(GenerationEvent::Tokens { ids: ids.to_vec(), fin: FinRows::new(HIDDEN, rows).unwrap(), logprobs: vec![] })
 }
