@@ -1,12 +1,13 @@
 /* Prompt and answer speed of llama.cpp: `requests` sequences in one context, each with a prompt of its own.
  *
- * Prints `prefill_tok_s decode_tok_s`: prompt tokens over the time until the last prompt's logits are there, and answer
- * tokens over the time of the steps after, greedy, as `engy-miner bench engine` counts them. */
+ * Prints `prefill_tok_s decode_tok_s peak_rss_bytes`: prompt tokens over the time until the last prompt's first token is
+ * chosen, and answer tokens over the time of the steps after, greedy, as `engy-miner bench engine` counts them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "llama.h"
+#include "llama_peer.h"
 
 static double now(void) {
     struct timespec t;
@@ -25,6 +26,26 @@ static void add(struct llama_batch *batch, llama_token token, int at, int sequen
     batch->n_seq_id[n] = 1;
     batch->seq_id[n][0] = sequence;
     batch->logits[n] = logits;
+}
+
+/* The most memory that this process ever held: VmHWM. */
+static long long peak_rss(void) {
+    char line[256];
+    long long kilobytes = 0;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status))
+        if (sscanf(line, "VmHWM: %lld kB", &kilobytes) == 1) break;
+    if (status) fclose(status);
+    return kilobytes * 1024;
+}
+
+/* The likeliest next token after the batch's entry `i`. */
+static llama_token likeliest(struct llama_context *context, int i, int vocab) {
+    const float *logits = llama_get_logits_ith(context, i);
+    int best = 0;
+    for (int k = 1; k < vocab; k++)
+        if (logits[k] > logits[best]) best = k;
+    return best;
 }
 
 int bench(const char *path, int threads, int requests, int prompt, int answer) {
@@ -51,26 +72,20 @@ int bench(const char *path, int threads, int requests, int prompt, int answer) {
         for (int s = 0; s < requests; s++)
             for (int i = 0; i < length; i++) add(&batch, 100 + (s * 7919 + i * 104729) % (vocab - 200), i, s, i == length - 1);
         if (llama_decode(context, batch)) return 3;
-        llama_synchronize(context);
-        double prefilled = now();
         llama_token *next = malloc(sizeof(llama_token) * requests);
-        for (int s = 0; s < requests; s++) next[s] = 100 + s;
+        for (int s = 0; s < requests; s++) next[s] = likeliest(context, (s + 1) * length - 1, vocab);
+        double prefilled = now();
         for (int step = 1; step < steps; step++) {
             batch.n_tokens = 0;
             for (int s = 0; s < requests; s++) add(&batch, next[s], length + step - 1, s, 1);
             if (llama_decode(context, batch)) return 4;
-            for (int s = 0; s < requests; s++) {
-                const float *logits = llama_get_logits_ith(context, s);
-                int best = 0;
-                for (int k = 1; k < vocab; k++)
-                    if (logits[k] > logits[best]) best = k;
-                next[s] = best;
-            }
+            for (int s = 0; s < requests; s++) next[s] = likeliest(context, s, vocab);
         }
         double ended = now();
         free(next);
         if (warm == 1)
-            printf("%.2f %.2f\n", requests * prompt / (prefilled - started), requests * (answer - 1) / (ended - prefilled));
+            printf("%.2f %.2f %lld\n", requests * prompt / (prefilled - started),
+                   requests * (answer - 1) / (ended - prefilled), peak_rss());
     }
     fflush(stdout);
     llama_batch_free(batch);
