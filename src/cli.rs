@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::backend::candle::{EngineOptions, KvDtype};
+use crate::backend::candle::{EngineOptions, Fp8Activations, KvDtype, SyntheticModel};
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -58,8 +58,11 @@ pub enum BenchCommand {
 #[derive(Debug, Args)]
 pub struct BenchEngineArgs {
     /// A model folder (Hugging Face) or a .gguf file.
-    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
-    pub checkpoint: PathBuf,
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH", required_unless_present = "synthetic")]
+    pub checkpoint: Option<PathBuf>,
+    /// In place of a checkpoint: random weights in a real model's shapes, such as qwen3.6-35b-a3b:layers=2,experts=256.
+    #[arg(long, value_name = "MODEL[:layers=N,experts=M]", conflicts_with = "checkpoint")]
+    pub synthetic: Option<SyntheticModel>,
     /// How it runs.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -130,6 +133,28 @@ pub struct EngineArgs {
     /// Room for snapshots of what linear layers remember (hybrid models: a known prefix needs one), bytes.
     #[arg(long, env = "ENGY_STATE_CACHE_BYTES", value_name = "BYTES", default_value_t = EngineOptions::default().state_cache_bytes)]
     pub state_cache_bytes: u64,
+    /// What activations look like where they meet block-FP8 weights: dynamic rounds them to eight bits as serves do on units of
+    /// eight bits.
+    #[arg(long, env = "ENGY_FP8_ACTIVATIONS", value_enum, default_value_t = ActivationDtype::None)]
+    pub fp8_activations: ActivationDtype,
+}
+
+/// A form of activations in eight-bit products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ActivationDtype {
+    /// As they are.
+    None,
+    /// e4m3, scaled by token and group of 128.
+    Dynamic,
+}
+
+impl From<ActivationDtype> for Fp8Activations {
+    fn from(dtype: ActivationDtype) -> Self {
+        match dtype {
+            ActivationDtype::None => Self::AsTheyAre,
+            ActivationDtype::Dynamic => Self::Dynamic,
+        }
+    }
 }
 
 /// A form of keys and values in the cache.

@@ -42,7 +42,6 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
     if let Some(threads) = args.threads {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let mut engine = args.engine;
     engine.max_running_requests = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.prompt_tokens + args.new_tokens;
@@ -50,7 +49,11 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
         // Room for all at once: a request that waits for another's blocks would be measured as slow.
         engine.max_total_tokens = Some(engine.max_running_requests.saturating_mul(longest.next_multiple_of(16) + 16));
     }
-    let backend = load::candle(&checkpoint, &engine).await?;
+    let backend = match (args.synthetic, &args.checkpoint) {
+        (Some(model), _) => load::synthetic(model, &engine).await?,
+        (None, Some(checkpoint)) => load::candle(&Checkpoint::open(checkpoint)?, &engine).await?,
+        (None, None) => bail!("what is to be measured? Give --checkpoint or --synthetic"),
+    };
     let info = backend.info();
     if longest > info.context {
         bail!("{longest} tokens do not fit the context of {}; lower --prompt-tokens or --new-tokens", info.context);

@@ -1,6 +1,5 @@
 //! From flags to a loaded model, with a progress bar.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::Backend;
-use crate::backend::candle::{CandleBackend, EngineOptions};
+use crate::backend::candle::{CandleBackend, EngineOptions, LoadError, ProgressFn, SyntheticModel};
 use crate::chat::ChatModel;
 use crate::checkpoint::Checkpoint;
 use crate::cli::{EngineArgs, ModelArgs};
@@ -35,6 +34,7 @@ pub(super) fn options(args: &EngineArgs) -> EngineOptions {
         max_total_tokens: args.max_total_tokens,
         prefix_tokens: args.prefix_cache_tokens,
         state_cache_bytes: args.state_cache_bytes,
+        fp8_activations: args.fp8_activations.into(),
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
     }
@@ -42,12 +42,27 @@ pub(super) fn options(args: &EngineArgs) -> EngineOptions {
 
 /// Loads the candle backend, off the async threads.
 pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
+    let (options, checkpoint) = (options(args), checkpoint.clone());
+    let path = checkpoint.path();
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    shown(name, move |progress| CandleBackend::open(&checkpoint, &options, progress)).await
+}
+
+/// The candle backend with random weights, for benchmarks.
+pub(super) async fn synthetic(model: SyntheticModel, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
     let options = options(args);
-    let checkpoint = checkpoint.clone();
+    shown("random weights".into(), move |progress| CandleBackend::synthetic(&model, &options, progress)).await
+}
+
+/// Loads off the async threads, with a bar.
+async fn shown(
+    name: String,
+    load: impl FnOnce(&ProgressFn) -> Result<CandleBackend, LoadError> + Send + 'static,
+) -> anyhow::Result<Arc<dyn Backend>> {
     let backend = tokio::task::spawn_blocking(move || {
-        let bar = bar(checkpoint.path());
+        let bar = bar(&name);
         let shown = bar.clone();
-        let backend = CandleBackend::open(&checkpoint, &options, &move |done, total| {
+        let backend = load(&move |done, total| {
             shown.set_length(total);
             shown.set_position(done);
         });
@@ -99,8 +114,7 @@ pub(super) fn service(
 }
 
 /// A bar on standard error; hidden where that is no terminal.
-fn bar(path: &Path) -> ProgressBar {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+fn bar(name: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec}");
     let bar = ProgressBar::new(0).with_message(format!("loading {name}"));
     match style {

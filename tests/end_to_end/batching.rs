@@ -12,7 +12,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::site::fixture;
 
-const MODELS: [&str; 3] = ["tiny-llama", "tiny-qwen3", "tiny-qwen3_moe"];
+const MODELS: [&str; 5] =
+    ["tiny-llama", "tiny-qwen3", "tiny-qwen3_moe", "tiny-qwen3_5_moe-f32", "tiny-qwen3_5_moe-fp8"];
 const PARAMS: ProofParams = ProofParams { topk: 16, batch: 32 };
 
 fn open(model: &str, options: &EngineOptions) -> Arc<CandleBackend> {
@@ -81,13 +82,17 @@ fn requests(seed: u64) -> Vec<(GenerationRequest, usize)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() {
-    for (model, (seed, kv_dtype)) in MODELS.iter().zip([(1, KvDtype::F32), (2, KvDtype::Bf16), (3, KvDtype::Fp8E4m3)]) {
+    let settings =
+        [(1, KvDtype::F32), (2, KvDtype::Bf16), (3, KvDtype::Fp8E4m3), (4, KvDtype::F32), (5, KvDtype::Fp8E4m3)];
+    for (model, (seed, kv_dtype)) in MODELS.iter().zip(settings) {
         let alone = open(model, &alone(kv_dtype));
         // Room for two of the longest: most steps preempt somebody or evict a prefix.
         let crowded = EngineOptions {
             max_running: 12,
             prefill_chunk: 23,
             max_total_tokens: Some(400),
+            // Where the model has states: a few snapshots, so that most are soon given up.
+            state_cache_bytes: 300_000,
             kv_dtype,
             ..EngineOptions::default()
         };

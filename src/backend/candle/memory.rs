@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::EngineOptions;
 use super::model::config::DecoderConfig;
-use super::model::tensors::tensors;
+use super::model::tensors::{TensorSpec, tensors};
 use super::plan::BLOCK_TOKENS;
 use super::weights::{Inventory, LoadError};
 use crate::checkpoint::Checkpoint;
@@ -76,8 +76,24 @@ impl MemoryPlan {
         free: Option<u64>,
     ) -> Result<Self, LoadError> {
         let inventory = Inventory::read(checkpoint)?;
-        let weights_bytes =
-            tensors(config, inventory.contains("lm_head.weight")).iter().map(|tensor| inventory.bytes(tensor)).sum();
+        let tensors = tensors(config, inventory.contains("lm_head.weight"));
+        Ok(Self::of_weights(&inventory, &tensors, config, options, free))
+    }
+
+    /// The plan of a model with random weights.
+    pub(super) fn synthetic(config: &DecoderConfig, options: &EngineOptions, free: Option<u64>) -> Self {
+        let tensors = tensors(config, false);
+        Self::of_weights(&Inventory::synthetic(&tensors), &tensors, config, options, free)
+    }
+
+    fn of_weights(
+        inventory: &Inventory,
+        tensors: &[TensorSpec],
+        config: &DecoderConfig,
+        options: &EngineOptions,
+        free: Option<u64>,
+    ) -> Self {
+        let weights_bytes = tensors.iter().map(|tensor| inventory.bytes(tensor)).sum();
         let kv_bytes_per_token = config.kv(options.kv_dtype.dtype()).bytes_per_token() as u64;
         let state_bytes_per_sequence = config.state_bytes() as u64;
         let snapshots = snapshots(state_bytes_per_sequence, options);
@@ -97,7 +113,7 @@ impl MemoryPlan {
         });
         let cache_tokens = cache_tokens.max(1).checked_next_multiple_of(BLOCK_TOKENS).unwrap_or(usize::MAX);
         let cache_bytes = kv_bytes_per_token.saturating_mul(cache_tokens as u64);
-        Ok(Self {
+        Self {
             architecture: config.architecture.clone(),
             weights_bytes,
             kv_bytes_per_token,
@@ -111,7 +127,7 @@ impl MemoryPlan {
             state_bytes,
             total_bytes: weights_bytes.saturating_add(cache_bytes).saturating_add(state_bytes),
             ranks: vec![RankPlan { rank: 0, weights_bytes, kv_bytes_per_token, state_bytes_per_sequence }],
-        })
+        }
     }
 
     /// Blocks of the cache, if this machine can hold it: a refused allocation would end the process without a word.
@@ -144,7 +160,7 @@ fn snapshots(bytes_each: u64, options: &EngineOptions) -> Option<u32> {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::backend::candle::KvDtype;
@@ -195,25 +211,12 @@ mod tests {
         assert!(absurd.cache_blocks().is_err());
     }
 
-    /// The configuration of Qwen3.6-35B-A3B as released.
-    fn qwen36() -> Value {
-        json!({"model_type": "qwen3_5_moe", "tie_word_embeddings": false, "text_config": {
-            "model_type": "qwen3_5_moe_text", "dtype": "bfloat16", "vocab_size": 248_320, "hidden_size": 2048,
-            "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
-            "attn_output_gate": true, "attention_bias": false, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 262_144, "full_attention_interval": 4, "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-            "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32", "num_experts": 256, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "partial_rotary_factor": 0.25,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}})
-    }
-
     /// From configuration and index alone: the sums that the model's description gives.
     #[test]
     fn qwen36_in_fp8_takes_what_its_description_says() {
         let dir = tempfile::tempdir().unwrap();
-        let config = qwen36();
-        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let config = include_str!("../../../models/qwen3.6-35b-a3b.config.json");
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
         let config = DecoderConfig::read(&Checkpoint::open(dir.path()).unwrap()).unwrap();
         // The release quantises every projection but these.
         let plain = ["embed_tokens", "lm_head", "in_proj_a", "in_proj_b", "conv1d", "mlp.gate.", "shared_expert_gate"];

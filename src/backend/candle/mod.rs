@@ -15,6 +15,7 @@ mod plan;
 mod runner;
 mod sampler;
 mod scheduler;
+mod synthetic;
 mod weights;
 
 use candle_core::{DType, Device};
@@ -24,10 +25,13 @@ use futures::future::BoxFuture;
 use self::engine::{EngineConfig, EngineHandle};
 pub use self::memory::{MemoryPlan, RankPlan};
 use self::model::config::DecoderConfig;
+use self::model::decoder::Decoder;
 use self::plan::BLOCK_TOKENS;
-use self::runner::ModelRunner;
+use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;
-pub use self::weights::{LoadError, ProgressFn};
+pub use self::synthetic::SyntheticModel;
+pub use self::weights::{Fp8Activations, LoadError, ProgressFn};
+use self::weights::{SyntheticWeights, WeightSource};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
@@ -52,6 +56,8 @@ pub struct EngineOptions {
     pub prefix_tokens: Option<usize>,
     /// Bytes for snapshots of what linear layers remember, without which a hybrid model cannot take up a known prefix.
     pub state_cache_bytes: u64,
+    /// What activations look like where they meet block-FP8 weights.
+    pub fp8_activations: Fp8Activations,
 }
 
 /// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
@@ -99,6 +105,7 @@ impl Default for EngineOptions {
             kv_dtype: KvDtype::Auto,
             prefix_tokens: None,
             state_cache_bytes: Self::DEFAULT_STATE_CACHE_BYTES,
+            fp8_activations: Fp8Activations::default(),
         }
     }
 }
@@ -117,31 +124,59 @@ impl CandleBackend {
     /// # Errors
     /// When the checkpoint's model is not supported, its files are damaged or incomplete, or memory is short.
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
-        let device = Device::Cpu;
         let config = DecoderConfig::read(checkpoint)?;
         let free = machine::memory().map(|memory| memory.available);
         let plan = MemoryPlan::with_memory(checkpoint, &config, options, free)?;
+        let weights = weights::open(checkpoint, config.gguf_heads(), options.fp8_activations, progress)?;
+        Self::start(config, weights.as_ref(), &plan, options)
+    }
+
+    /// Makes a model of a real one's shape with random weights in memory and starts the engine: for benchmarks.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn synthetic(
+        model: &SyntheticModel,
+        options: &EngineOptions,
+        progress: &ProgressFn,
+    ) -> Result<Self, LoadError> {
+        let config = DecoderConfig::read_json(model.config())?;
+        let free = machine::memory().map(|memory| memory.available);
+        let plan = MemoryPlan::synthetic(&config, options, free);
+        if let Some(free) = free.filter(|free| plan.total_bytes > *free) {
+            let total = plan.total_bytes;
+            return Err(LoadError::Config(format!(
+                "this shape takes {total} bytes and {free} are free; take fewer layers"
+            )));
+        }
+        Self::start(config, &SyntheticWeights::new(plan.weights_bytes, progress), &plan, options)
+    }
+
+    fn start(
+        config: DecoderConfig,
+        weights: &dyn WeightSource,
+        plan: &MemoryPlan,
+        options: &EngineOptions,
+    ) -> Result<Self, LoadError> {
+        let device = Device::Cpu;
         let blocks = plan.cache_blocks()?;
         // What the cache cannot hold is no context, whatever the model was made for.
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
-        let tensor_error = |source| LoadError::Tensor { name: "the key/value cache".into(), source };
-        let model = model::load(checkpoint, &config, &device, progress)?;
-        let runner = ModelRunner::new(model, config.kv(options.kv_dtype.dtype()), blocks as usize, &device)
-            .map_err(tensor_error)?;
+        let tensor_error = |source| LoadError::Tensor { name: "the layers' memory".into(), source };
+        let model = Decoder::load(&config, weights, &device)?;
+        let scheduler = SchedulerConfig {
+            max_running: options.max_running.max(1),
+            prefill_chunk: options.prefill_chunk.max(1),
+            blocks,
+            prefix_blocks: options.prefix_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS),
+            snapshots: plan.snapshots,
+        };
+        let size =
+            MemorySize { blocks: blocks as usize, kv_dtype: options.kv_dtype.dtype(), states: scheduler.state_slots() };
+        let runner = ModelRunner::new(model, &config, size, &device).map_err(tensor_error)?;
         let engine = engine::start(
             Box::new(runner),
-            EngineConfig {
-                scheduler: SchedulerConfig {
-                    max_running: options.max_running.max(1),
-                    prefill_chunk: options.prefill_chunk.max(1),
-                    blocks,
-                    prefix_blocks: options.prefix_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS),
-                    snapshots: plan.snapshots,
-                },
-                hidden: config.hidden,
-                vocab: config.vocab,
-                context,
-            },
+            EngineConfig { scheduler, hidden: config.hidden, vocab: config.vocab, context },
         )
         .map_err(|e| tensor_error(candle_core::Error::wrap(e)))?;
         Ok(Self {

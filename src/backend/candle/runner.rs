@@ -1,25 +1,64 @@
-//! Runs steps on one device: the model and its caches behind [`StepRunner`].
+//! Runs steps on one device: the model and its memory behind [`StepRunner`].
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::cache::kv::{self, KvShape, LayerCache};
-use super::model::decoder::Decoder;
+use super::cache::kv::LayerCache;
+use super::cache::state::LayerState;
+use super::model::config::{DecoderConfig, MixerKind};
+use super::model::decoder::{Decoder, LayerMemory};
 use super::plan::{StepOutput, StepPlan, StepRunner};
 
-/// A loaded model with key/value caches for a fixed number of blocks.
+/// A loaded model with its layers' memory: a fixed number of key/value blocks and of states.
 pub(super) struct ModelRunner {
     model: Decoder,
-    caches: Vec<LayerCache>,
+    memories: Vec<LayerMemory>,
+}
+
+/// How much a runner's layers can remember.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MemorySize {
+    /// Key/value blocks.
+    pub(super) blocks: usize,
+    /// How keys and values are stored.
+    pub(super) kv_dtype: DType,
+    /// State slots, where the model has linear layers.
+    pub(super) states: usize,
 }
 
 impl ModelRunner {
-    pub(super) fn new(model: Decoder, shape: KvShape, blocks: usize, device: &Device) -> Result<Self> {
-        Ok(Self { model, caches: kv::allocate(shape, blocks, device)? })
+    pub(super) fn new(model: Decoder, config: &DecoderConfig, size: MemorySize, device: &Device) -> Result<Self> {
+        let memory = |layer| {
+            Ok(match config.mixer(layer) {
+                MixerKind::Attention(_) => {
+                    let shape = config.kv(size.kv_dtype);
+                    LayerMemory::KeysAndValues(LayerCache::allocate(shape, size.blocks, device)?)
+                }
+                MixerKind::GatedDelta(shape) => LayerMemory::State(LayerState::allocate(shape, size.states, device)?),
+            })
+        };
+        Ok(Self { model, memories: (0..config.layers).map(memory).collect::<Result<_>>()? })
+    }
+
+    /// What the layers remember.
+    #[cfg(test)]
+    pub(super) fn memories(&self) -> &[LayerMemory] {
+        &self.memories
+    }
+
+    /// What each layer gives for every row of a step.
+    #[cfg(test)]
+    pub(super) fn layer_outputs(&self, plan: &StepPlan) -> Result<Vec<Tensor>> {
+        self.model.layer_outputs(plan, &self.memories)
     }
 
     /// A step's fin in f32, `[outputs, hidden]`, and its logits.
     pub(super) fn forward(&self, plan: &StepPlan) -> Result<Option<(Tensor, Vec<Vec<f32>>)>> {
-        let Some(fin) = self.model.forward(plan, &self.caches)? else {
+        for memory in &self.memories {
+            if let LayerMemory::State(state) = memory {
+                state.copy(&plan.restores)?;
+            }
+        }
+        let Some(fin) = self.model.forward(plan, &self.memories)? else {
             return Ok(None);
         };
         let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, o)| o.logits).map(|(at, _)| at).collect();

@@ -33,22 +33,22 @@ impl KvShape {
     }
 }
 
-/// All layers' caches.
-pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device: &Device) -> Result<Vec<LayerCache>> {
-    let dims = (blocks, shape.kv_heads, BLOCK_TOKENS, shape.head_dim);
-    let zeros = || match (shape.dtype, device) {
-        // The system gives zeroed pages when they are first touched, if it is asked for zeros; the tensor library writes bf16
-        // zeros one by one and so takes the whole cache at once.
-        (DType::BF16, Device::Cpu) => {
-            let bits = vec![0_u16; blocks * shape.kv_heads * BLOCK_TOKENS * shape.head_dim];
-            Tensor::from_vec(bits.reinterpret_into::<bf16>(), dims, device)
-        }
-        _ => Tensor::zeros(dims, shape.dtype, device),
-    };
-    (0..shape.layers).map(|_| Ok(LayerCache { keys: zeros()?, values: zeros()? })).collect()
-}
-
 impl LayerCache {
+    /// Zeros for one layer.
+    pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device: &Device) -> Result<Self> {
+        let dims = (blocks, shape.kv_heads, BLOCK_TOKENS, shape.head_dim);
+        let zeros = || match (shape.dtype, device) {
+            // The system gives zeroed pages when they are first touched, if it is asked for zeros; the tensor library writes
+            // bf16 zeros one by one and so takes the whole cache at once.
+            (DType::BF16, Device::Cpu) => {
+                let bits = vec![0_u16; blocks * shape.kv_heads * BLOCK_TOKENS * shape.head_dim];
+                Tensor::from_vec(bits.reinterpret_into::<bf16>(), dims, device)
+            }
+            _ => Tensor::zeros(dims, shape.dtype, device),
+        };
+        Ok(Self { keys: zeros()?, values: zeros()? })
+    }
+
     /// Writes the keys and values of `[rows, queries | keys | values]` to their slots.
     pub(in crate::backend::candle) fn write(
         &self,

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::format::{BLOCK, Bf16, Decode, F16, F32, Format, Q4_0, Q4_1, Q8_0};
+use super::format::{BLOCK, Bf16, Decode, F16, F32, Format, Fp8E4m3, Q4_0, Q4_1, Q8_0, StoredRow};
 use super::lanes::{LANES, Lanes};
 use super::simd::{self, Kernel, Level};
 
@@ -14,7 +14,7 @@ pub(super) const TILE: usize = 4;
 
 /// Up to [`GROUP`] weight rows of one format; where there are fewer, the last stands for the missing ones.
 pub(super) struct Group<'a> {
-    pub(super) rows: [&'a [u8]; GROUP],
+    pub(super) rows: [StoredRow<'a>; GROUP],
     pub(super) count: usize,
     pub(super) format: Format,
 }
@@ -35,6 +35,7 @@ pub(super) fn dispatch(
         Format::F32 => simd::run_at(level, Of::<F32, _>(task, PhantomData)),
         Format::F16 => simd::run_at(level, Of::<F16, _>(task, PhantomData)),
         Format::Bf16 => simd::run_at(level, Of::<Bf16, _>(task, PhantomData)),
+        Format::Fp8E4m3 => simd::run_at(level, Of::<Fp8E4m3, _>(task, PhantomData)),
         Format::Q4_0 => simd::run_at(level, Of::<Q4_0, _>(task, PhantomData)),
         Format::Q4_1 => simd::run_at(level, Of::<Q4_1, _>(task, PhantomData)),
         Format::Q8_0 => simd::run_at(level, Of::<Q8_0, _>(task, PhantomData)),
@@ -71,9 +72,12 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
         let wide = 4 * self.columns;
         scratch.resize(GROUP * wide, 0);
         for (row, out) in self.weights.rows.iter().zip(scratch.chunks_exact_mut(wide)) {
-            widen::<D, L>(row, out);
+            widen::<D, L>(*row, out);
         }
-        let rows: [&[u8]; GROUP] = std::array::from_fn(|at| &scratch[at * wide..(at + 1) * wide]);
+        let mut rows = [StoredRow::default(); GROUP];
+        for (row, bytes) in rows.iter_mut().zip(scratch.chunks_exact(wide)) {
+            row.bytes = bytes;
+        }
         let mut first = 0;
         while first < self.rows {
             let count = TILE.min(self.rows - first);
@@ -85,7 +89,7 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
 
     /// The products with rows `first..first + count`.
     #[inline(always)]
-    fn tile<D: Decode, L: Lanes>(&mut self, weights: [&[u8]; GROUP], first: usize, count: usize) {
+    fn tile<D: Decode, L: Lanes>(&mut self, weights: [StoredRow<'_>; GROUP], first: usize, count: usize) {
         match count {
             1 => self.tile_of::<D, L, 1>(weights, first),
             2 => self.tile_of::<D, L, 2>(weights, first),
@@ -95,7 +99,7 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
     }
 
     #[inline(always)]
-    fn tile_of<D: Decode, L: Lanes, const M: usize>(&mut self, weights: [&[u8]; GROUP], first: usize) {
+    fn tile_of<D: Decode, L: Lanes, const M: usize>(&mut self, weights: [StoredRow<'_>; GROUP], first: usize) {
         let mut x: [&[f32]; M] = [&[]; M];
         for (at, x) in x.iter_mut().enumerate() {
             *x = &self.x[(first + at) * self.columns..(first + at + 1) * self.columns];
@@ -116,7 +120,7 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
 /// no format in it.
 #[inline(always)]
 fn dot_tile<D: Decode, L: Lanes, const M: usize>(
-    weights: [&[u8]; GROUP],
+    weights: [StoredRow<'_>; GROUP],
     x: [&[f32]; M],
     columns: usize,
 ) -> [[f32; M]; GROUP] {
@@ -124,7 +128,7 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
     // Cut to one length each, so that the loop below has nothing to check.
     let mut stored: [&[D::Block]; GROUP] = [&[]; GROUP];
     for row in 0..GROUP {
-        stored[row] = &D::blocks(weights[row]).0[..blocks];
+        stored[row] = &D::blocks(weights[row].bytes).0[..blocks];
     }
     let mut halves: [&[[f32; LANES]]; M] = [&[]; M];
     for m in 0..M {
@@ -134,7 +138,7 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
     for block in 0..blocks {
         let mut decoded = [[L::zero(); 2]; GROUP];
         for row in 0..GROUP {
-            decoded[row] = D::decode(&stored[row][block]);
+            decoded[row] = D::decode(&stored[row][block], D::scale(weights[row].scales, block));
         }
         for m in 0..M {
             let (low, high) = (L::load(&halves[m][2 * block]), L::load(&halves[m][2 * block + 1]));
@@ -149,9 +153,12 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
         for m in 0..M {
             let mut end = 0_f32;
             if let Some(width) = D::WEIGHT_BYTES {
-                let rest = D::blocks(weights[row]).1;
-                for (weight, x) in rest.chunks_exact(width).zip(&x[m][blocks * BLOCK..]) {
-                    end += D::weight(weight) * x;
+                let rest = D::blocks(weights[row].bytes).1;
+                if !rest.is_empty() {
+                    let scale = D::scale(weights[row].scales, blocks);
+                    for (weight, x) in rest.chunks_exact(width).zip(&x[m][blocks * BLOCK..]) {
+                        end += D::weight(weight, scale) * x;
+                    }
                 }
             }
             out[row][m] = sums[row][m].sum() + end;
@@ -162,17 +169,21 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
 
 /// A stored row as little-endian f32.
 #[inline(always)]
-fn widen<D: Decode, L: Lanes>(row: &[u8], out: &mut [u8]) {
-    let (blocks, end) = D::blocks(row);
+fn widen<D: Decode, L: Lanes>(row: StoredRow<'_>, out: &mut [u8]) {
+    let (blocks, end) = D::blocks(row.bytes);
     let (wide, wide_end) = out.split_at_mut((4 * BLOCK * blocks.len()).min(out.len()));
-    for (block, out) in blocks.iter().zip(wide.as_chunks_mut::<{ 4 * LANES }>().0.as_chunks_mut::<2>().0) {
-        let [low, high] = D::decode::<L>(block);
+    let wide = wide.as_chunks_mut::<{ 4 * LANES }>().0.as_chunks_mut::<2>().0;
+    for (at, (block, out)) in blocks.iter().zip(wide).enumerate() {
+        let [low, high] = D::decode::<L>(block, D::scale(row.scales, at));
         low.to_f32(&mut out[0]);
         high.to_f32(&mut out[1]);
     }
-    if let Some(width) = D::WEIGHT_BYTES {
+    if let Some(width) = D::WEIGHT_BYTES
+        && !end.is_empty()
+    {
+        let scale = D::scale(row.scales, blocks.len());
         for (weight, out) in end.chunks_exact(width).zip(wide_end.as_chunks_mut::<4>().0) {
-            *out = D::weight(weight).to_le_bytes();
+            *out = D::weight(weight, scale).to_le_bytes();
         }
     }
 }

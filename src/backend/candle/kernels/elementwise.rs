@@ -8,7 +8,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use super::lanes::{LANES, Lanes, exp};
+use super::lanes::{LANES, Lanes, sigmoid_divisor};
 use super::simd::{self, Kernel};
 
 /// Values below which a single thread is faster than waking others.
@@ -209,8 +209,7 @@ impl Kernel for SwiGluRow<'_> {
         let (out, end_out) = self.out.as_chunks_mut::<LANES>();
         for ((gate, up), out) in gates.iter().zip(ups).zip(out) {
             let gate = L::load(gate);
-            let below = exp(gate.multiply(L::splat(-1.0))).add(L::splat(1.0));
-            gate.divide(below).multiply(L::load(up)).store(out);
+            gate.divide(sigmoid_divisor(gate)).multiply(L::load(up)).store(out);
         }
         for ((gate, up), out) in end_gates.iter().zip(end_ups).zip(end_out) {
             *out = gate / (1.0 + (-gate).exp()) * up;
@@ -256,7 +255,7 @@ impl CustomOp1 for PrepareHeads {
 }
 
 /// Computes `out` (`[rows, n]`) row by row, in parallel where there is enough of it.
-fn by_rows(out: &mut [f32], n: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn by_rows(out: &mut [f32], n: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
     if out.len() < SMALLEST_SHARE {
         for (at, out) in out.chunks_exact_mut(n).enumerate() {
             row(at, out);

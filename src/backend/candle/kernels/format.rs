@@ -2,10 +2,23 @@
 
 use half::{bf16, f16};
 
+use super::e4m3;
 use super::lanes::{LANES, Lanes};
 
 /// Weights of one block of any format.
 pub(super) const BLOCK: usize = 32;
+
+/// Rows and columns that share a scale in [`Format::Fp8E4m3`]: `weight_block_size` of the checkpoints.
+pub(in crate::backend::candle) const SQUARE: usize = 128;
+
+/// A stored row.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StoredRow<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Where the format has scales beside its bytes: one for each [`SQUARE`] columns, times 256 (see
+    /// [`Lanes::e4m3_256ths`]).
+    pub(super) scales: &'a [f32],
+}
 
 /// The storage of a weight matrix. Rows are stored one after the other, each a run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +26,8 @@ pub(in crate::backend::candle) enum Format {
     F32,
     F16,
     Bf16,
+    /// Bytes of eight-bit floating point, and beside them a scale for each square of [`SQUARE`] rows and columns.
+    Fp8E4m3,
     /// ggml's: a scale and 32 four-bit numbers around 8.
     Q4_0,
     /// ggml's: a scale, a minimum and 32 four-bit numbers.
@@ -27,6 +42,7 @@ impl Format {
         let (weights, bytes) = match self {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
+            Self::Fp8E4m3 => (1, 1),
             Self::Q4_0 => (BLOCK, 18),
             Self::Q4_1 => (BLOCK, 20),
             Self::Q8_0 => (BLOCK, 34),
@@ -44,23 +60,32 @@ pub(super) trait Decode {
     type Block;
     /// Bytes of a single weight, where a row may end inside a block.
     const WEIGHT_BYTES: Option<usize>;
+    /// Whether scales stand beside the bytes; where not, those given below mean nothing.
+    const SCALED: bool = false;
 
     /// The whole blocks of a stored row, and the bytes behind them.
     fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]);
 
     /// A block's weights.
-    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2];
+    fn decode<L: Lanes>(block: &Self::Block, scale: f32) -> [L; 2];
 
     /// A single weight of a format that has no blocks.
-    fn weight(bytes: &[u8]) -> f32 {
-        let _ = bytes;
+    fn weight(bytes: &[u8], scale: f32) -> f32 {
+        let _ = (bytes, scale);
         0.0
+    }
+
+    /// The scale of a block of a row, or of what follows its last one.
+    #[inline(always)]
+    fn scale(scales: &[f32], block: usize) -> f32 {
+        if Self::SCALED { scales[block / (SQUARE / BLOCK)] } else { 1.0 }
     }
 }
 
 pub(super) struct F32;
 pub(super) struct F16;
 pub(super) struct Bf16;
+pub(super) struct Fp8E4m3;
 pub(super) struct Q4_0;
 pub(super) struct Q4_1;
 pub(super) struct Q8_0;
@@ -75,11 +100,11 @@ impl Decode for F32 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>([low, high]: &Self::Block) -> [L; 2] {
+    fn decode<L: Lanes>([low, high]: &Self::Block, _: f32) -> [L; 2] {
         [L::from_f32(low), L::from_f32(high)]
     }
 
-    fn weight(bytes: &[u8]) -> f32 {
+    fn weight(bytes: &[u8], _: f32) -> f32 {
         bytes.first_chunk().map_or(0.0, |word| f32::from_le_bytes(*word))
     }
 }
@@ -94,11 +119,11 @@ impl Decode for F16 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>([low, high]: &Self::Block) -> [L; 2] {
+    fn decode<L: Lanes>([low, high]: &Self::Block, _: f32) -> [L; 2] {
         [L::from_f16(low), L::from_f16(high)]
     }
 
-    fn weight(bytes: &[u8]) -> f32 {
+    fn weight(bytes: &[u8], _: f32) -> f32 {
         bytes.first_chunk().map_or(0.0, |word| f16::from_le_bytes(*word).to_f32())
     }
 }
@@ -113,12 +138,34 @@ impl Decode for Bf16 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>([low, high]: &Self::Block) -> [L; 2] {
+    fn decode<L: Lanes>([low, high]: &Self::Block, _: f32) -> [L; 2] {
         [L::from_bf16(low), L::from_bf16(high)]
     }
 
-    fn weight(bytes: &[u8]) -> f32 {
+    fn weight(bytes: &[u8], _: f32) -> f32 {
         bytes.first_chunk().map_or(0.0, |word| bf16::from_le_bytes(*word).to_f32())
+    }
+}
+
+impl Decode for Fp8E4m3 {
+    type Block = [[u8; LANES]; 2];
+    const WEIGHT_BYTES: Option<usize> = Some(1);
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> (&[Self::Block], &[u8]) {
+        halves(row)
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>([low, high]: &Self::Block, scale: f32) -> [L; 2] {
+        // Four bits of significand times the eight of a bf16 scale: exact.
+        let scale = L::splat(scale);
+        [L::e4m3_256ths(low).multiply(scale), L::e4m3_256ths(high).multiply(scale)]
+    }
+
+    fn weight(bytes: &[u8], scale: f32) -> f32 {
+        bytes.first().map_or(0.0, |byte| e4m3::value(*byte) / 256.0 * scale)
     }
 }
 
@@ -132,7 +179,7 @@ impl Decode for Q4_0 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
+    fn decode<L: Lanes>(block: &Self::Block, _: f32) -> [L; 2] {
         // (q - 8) * scale, with the subtraction as the product's addend: both forms are exact in f32.
         let scale = L::splat(half(bytes_at(block, 0)));
         let shift = scale.multiply(L::splat(-8.0));
@@ -150,7 +197,7 @@ impl Decode for Q4_1 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
+    fn decode<L: Lanes>(block: &Self::Block, _: f32) -> [L; 2] {
         let (scale, minimum) = (L::splat(half(bytes_at(block, 0))), L::splat(half(bytes_at(block, 2))));
         L::scaled_nibbles(&bytes_at(block, 4), scale, minimum)
     }
@@ -166,7 +213,7 @@ impl Decode for Q8_0 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>(block: &Self::Block) -> [L; 2] {
+    fn decode<L: Lanes>(block: &Self::Block, _: f32) -> [L; 2] {
         let scale = L::splat(half(bytes_at(block, 0)));
         let (low, high) =
             (L::from_signed_bytes(&bytes_at(block, 2)), L::from_signed_bytes(&bytes_at(block, 2 + LANES)));
@@ -217,7 +264,7 @@ mod tests {
 
     fn blocks<D: Decode>(bytes: &[u8]) -> Vec<f32> {
         let mut out = Vec::new();
-        for half in D::blocks(bytes).0.iter().flat_map(D::decode::<Portable>) {
+        for half in D::blocks(bytes).0.iter().flat_map(|block| D::decode::<Portable>(block, 1.0)) {
             let mut values = [0.0; LANES];
             half.store(&mut values);
             out.extend(values);

@@ -5,6 +5,7 @@ use candle_core::{CpuStorage, Layout, Result, bail};
 use float8::F8E4M3;
 use half::bf16;
 
+use super::e4m3;
 use super::lanes::{LANES, Lanes};
 
 /// A number of the key/value cache.
@@ -51,36 +52,22 @@ impl KvValue for bf16 {
     }
 }
 
-/// The largest finite e4m3.
-const E4M3_MAX: f32 = 448.0;
-
-/// Every e4m3 as f32: a table of one kilobyte is faster than taking the bits apart.
-static E4M3: [f32; 256] = {
-    let mut table = [0.0; 256];
-    let mut bits = 0;
-    while bits < 256 {
-        table[bits] = F8E4M3::from_bits(bits as u8).to_f32();
-        bits += 1;
-    }
-    table
-};
-
 impl KvValue for F8E4M3 {
     fn store(value: f32) -> Self {
-        Self::from_f32(value.clamp(-E4M3_MAX, E4M3_MAX))
+        Self::from_f32(value.clamp(-e4m3::MAX, e4m3::MAX))
     }
 
     fn load(self) -> f32 {
-        E4M3[usize::from(self.to_bits())]
+        e4m3::value(self.to_bits())
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(values: &[Self; LANES]) -> L {
-        let mut wide = [0.0; LANES];
-        for (wide, value) in wide.iter_mut().zip(values) {
-            *wide = E4M3[usize::from(value.to_bits())];
+        let mut bytes = [0; LANES];
+        for (byte, value) in bytes.iter_mut().zip(values) {
+            *byte = value.to_bits();
         }
-        L::load(&wide)
+        L::e4m3_256ths(&bytes).multiply(L::splat(256.0))
     }
 }
 

@@ -14,7 +14,7 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use super::dot::{GROUP, Group, TILE, dispatch};
-use super::format::Format;
+use super::format::{Format, StoredRow};
 use super::matrix::Matrix;
 use super::simd;
 
@@ -135,12 +135,13 @@ pub(super) fn group(matrices: &[Matrix], first: usize, count: usize) -> Group<'_
         }
         skipped += matrix.rows();
     }
-    Group { rows: [&[]; GROUP], count: 0, format: Format::F32 }
+    Group { rows: [StoredRow::default(); GROUP], count: 0, format: Format::F32 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::candle::kernels::format::SQUARE;
     use crate::backend::candle::kernels::matrix::RowOrder;
     use crate::backend::candle::kernels::simd::Level;
     use crate::backend::candle::kernels::testing::{assert_close, normal};
@@ -150,21 +151,41 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    const ALL: [(Format, GgmlDType); 6] = [
-        (Format::F32, GgmlDType::F32),
-        (Format::F16, GgmlDType::F16),
-        (Format::Bf16, GgmlDType::BF16),
-        (Format::Q4_0, GgmlDType::Q4_0),
-        (Format::Q4_1, GgmlDType::Q4_1),
-        (Format::Q8_0, GgmlDType::Q8_0),
-    ];
+    const ALL: [Format; 7] =
+        [Format::F32, Format::F16, Format::Bf16, Format::Fp8E4m3, Format::Q4_0, Format::Q4_1, Format::Q8_0];
 
     /// Random weights in a format, and as f32 as the tensor library reads them.
-    fn weights(format: Format, dtype: GgmlDType, rows: usize, columns: usize) -> (Matrix, Tensor) {
+    fn weights(format: Format, rows: usize, columns: usize) -> (Matrix, Tensor) {
+        let dtype = match format {
+            Format::F32 => GgmlDType::F32,
+            Format::F16 => GgmlDType::F16,
+            Format::Bf16 => GgmlDType::BF16,
+            Format::Fp8E4m3 => return eight_bit_weights(rows, columns),
+            Format::Q4_0 => GgmlDType::Q4_0,
+            Format::Q4_1 => GgmlDType::Q4_1,
+            Format::Q8_0 => GgmlDType::Q8_0,
+        };
         let stored = QTensor::quantize(&normal(9, rows, columns), dtype).unwrap();
         let bytes = SharedBytes::owned(stored.data().unwrap().to_vec());
         let matrix = Matrix::new(bytes, format, rows, columns, RowOrder::Plain).unwrap();
         (matrix, stored.dequantize(&Device::Cpu).unwrap())
+    }
+
+    /// Every byte but NaN, each square's scale another.
+    fn eight_bit_weights(rows: usize, columns: usize) -> (Matrix, Tensor) {
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        let bytes: Vec<u8> =
+            (0..rows * columns).map(|_| rng.random_range(0..127) | rng.random_range(0..2) << 7).collect();
+        let across = columns.div_ceil(SQUARE);
+        let scales: Vec<f32> = (0..rows.div_ceil(SQUARE) * across)
+            .map(|_| half::bf16::from_f32(rng.random_range(0.001..0.01)).to_f32())
+            .collect();
+        let wide = bytes.iter().enumerate().map(|(at, byte)| {
+            let (row, column) = (at / columns, at % columns);
+            float8::F8E4M3::from_bits(*byte).to_f32() * scales[row / SQUARE * across + column / SQUARE]
+        });
+        let wide = Tensor::from_vec(wide.collect::<Vec<_>>(), (rows, columns), &Device::Cpu).unwrap();
+        (Matrix::with_scales(SharedBytes::owned(bytes), rows, columns, &scales).unwrap(), wide)
     }
 
     fn rows(x: &Tensor) -> Vec<Vec<f32>> {
@@ -173,11 +194,11 @@ mod tests {
 
     #[test]
     fn products_of_all_formats_and_sizes_are_right() {
-        for (format, dtype) in ALL {
+        for format in ALL {
             // Columns that fill no block only where the format has none; outputs that fill no group.
             let columns = if format.row_bytes(51).is_some() { 51 } else { 96 };
             for (tokens, outputs) in [(1, 7), (2, 4), (3, 9), (4, 1), (5, 33), (17, 6), (40, 13)] {
-                let (matrix, wide) = weights(format, dtype, outputs, columns);
+                let (matrix, wide) = weights(format, outputs, columns);
                 let x = normal(10, tokens, columns);
                 let got = matmul(&x, Arc::new([matrix])).unwrap();
                 let want = x.matmul(&wide.t().unwrap()).unwrap();
@@ -187,11 +208,59 @@ mod tests {
     }
 
     #[test]
+    fn squares_of_eight_bit_weights_have_their_own_scales() {
+        // Squares that the matrix fills, that it fills in part, and a last one narrower than a block.
+        for (outputs, columns) in [(256, 128), (300, 160), (129, 300), (1, 257)] {
+            let (matrix, wide) = eight_bit_weights(outputs, columns);
+            for tokens in [1, 3, 6, 40] {
+                let x = normal(10, tokens, columns);
+                let got = matmul(&x, Arc::new([matrix.clone()])).unwrap();
+                assert_close(&got, &x.matmul(&wide.t().unwrap()).unwrap(), 1e-4);
+            }
+            let mut decoded = vec![0.0; columns];
+            for (row, want) in rows(&wide).iter().enumerate() {
+                matrix.decode_row(row, &mut decoded);
+                assert_eq!(&decoded, want, "row {row} of {outputs} by {columns}");
+            }
+        }
+    }
+
+    #[test]
+    fn eight_bit_weights_need_fitting_scales() {
+        let scaled = |rows, columns, scales: &[f32]| {
+            Matrix::with_scales(SharedBytes::owned(vec![0x38; 129 * 160]), rows, columns, scales).is_some()
+        };
+        assert!(scaled(129, 160, &[1.0; 4]));
+        assert!(!scaled(129, 160, &[1.0; 2]));
+        assert!(!scaled(128, 160, &[1.0; 2]), "fewer weights than bytes");
+        for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::MAX / 256.0] {
+            assert!(!scaled(129, 160, &[1.0, 1.0, wrong, 1.0]), "a scale of {wrong}");
+        }
+        let plain = Matrix::new(SharedBytes::owned(vec![0; 4]), Format::Fp8E4m3, 2, 2, RowOrder::Plain);
+        assert!(plain.is_none());
+    }
+
+    #[test]
+    fn scales_at_the_edges_of_f32_are_exact() {
+        for scale in [f32::MAX / 448.0, f32::MIN_POSITIVE, half::bf16::from_bits(1).to_f32()] {
+            let bytes: Vec<u8> = (0..=255).filter(|byte| byte & 0x7f != 0x7f).collect();
+            let columns = bytes.len();
+            let matrix = Matrix::with_scales(SharedBytes::owned(bytes.clone()), 1, columns, &[scale; 2]).unwrap();
+            let mut decoded = vec![0.0; columns];
+            matrix.decode_row(0, &mut decoded);
+            for (byte, got) in bytes.iter().zip(decoded) {
+                assert_eq!(got, float8::F8E4M3::from_bits(*byte).to_f32() * scale, "{byte:#04x} times {scale}");
+            }
+        }
+    }
+
+    #[test]
     fn a_row_is_the_same_bits_in_any_company() {
-        for (format, dtype) in ALL {
-            let (matrix, _) = weights(format, dtype, 37, 160);
+        for format in ALL {
+            let columns = if format.row_bytes(171).is_some() { 171 } else { 160 };
+            let (matrix, _) = weights(format, 37, columns);
             let matrices = Arc::new([matrix]);
-            let x = normal(10, 70, 160);
+            let x = normal(10, 70, columns);
             let together = rows(&matmul(&x, Arc::clone(&matrices) as Arc<[Matrix]>).unwrap());
             let mut rng = ChaCha8Rng::seed_from_u64(3);
             for _ in 0..20 {
@@ -205,8 +274,8 @@ mod tests {
 
     #[test]
     fn every_level_agrees() {
-        for (format, dtype) in ALL {
-            let (matrix, _) = weights(format, dtype, 4, 96);
+        for format in ALL {
+            let (matrix, _) = weights(format, 4, 96);
             let x: Vec<f32> = rows(&normal(10, 6, 96)).concat();
             let group = Group { rows: std::array::from_fn(|row| matrix.row(row)), count: 4, format };
             let run = |level, count| {
@@ -236,8 +305,8 @@ mod tests {
 
     #[test]
     fn matrices_side_by_side_are_each_its_own() {
-        let (a, wide_a) = weights(Format::Q4_1, GgmlDType::Q4_1, 5, 64);
-        let (b, wide_b) = weights(Format::Bf16, GgmlDType::BF16, 6, 64);
+        let (a, wide_a) = weights(Format::Q4_1, 5, 64);
+        let (b, wide_b) = weights(Format::Bf16, 6, 64);
         for tokens in [1, 3, 50] {
             let x = normal(10, tokens, 64);
             let got = matmul(&x, Arc::new([a.clone(), b.clone()])).unwrap();
@@ -258,5 +327,22 @@ mod tests {
         assert_eq!(got, [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
         let odd = RowOrder::Interleaved { head_dim: 3 };
         assert!(Matrix::new(SharedBytes::owned(stored), Format::F32, 8, 1, odd).is_none());
+    }
+
+    #[test]
+    fn two_matrices_that_take_turns_come_out_apart() {
+        let stored: Vec<u8> = (0..12_u8).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+        let plain = Matrix::new(SharedBytes::owned(stored), Format::F32, 12, 1, RowOrder::Plain).unwrap();
+        let x = Tensor::ones((1, 1), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let [first, second] = plain.clone().alternating(3).unwrap();
+        let got = rows(&matmul(&x, Arc::new([second.clone(), first])).unwrap());
+        assert_eq!(got, [[3.0, 4.0, 5.0, 9.0, 10.0, 11.0, 0.0, 1.0, 2.0, 6.0, 7.0, 8.0]]);
+        assert!(plain.clone().alternating(4).is_none() && plain.alternating(0).is_none());
+        assert!(second.alternating(3).is_none(), "its rows are not those that are stored");
+        // Scales are those of the rows as stored: here one run a square.
+        let scaled = Matrix::with_scales(SharedBytes::owned(vec![0x38; 256]), 256, 1, &[1.0, 2.0]).unwrap();
+        let [first, second] = scaled.alternating(128).unwrap();
+        let got = rows(&matmul(&x, Arc::new([first, second])).unwrap());
+        assert_eq!((got[0][0], got[0][127], got[0][128], got[0][255]), (1.0, 1.0, 2.0, 2.0));
     }
 }

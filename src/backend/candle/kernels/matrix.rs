@@ -1,6 +1,9 @@
 //! Weights where they lie.
 
-use super::format::{BLOCK, Bf16, Decode, F16, F32, Format, Q4_0, Q4_1, Q8_0};
+use std::sync::Arc;
+
+use super::e4m3;
+use super::format::{BLOCK, Bf16, Decode, F16, F32, Format, Fp8E4m3, Q4_0, Q4_1, Q8_0, SQUARE, StoredRow};
 use super::lanes::{LANES, Lanes, Portable};
 use crate::checkpoint::SharedBytes;
 
@@ -13,6 +16,8 @@ pub(in crate::backend::candle) struct Matrix {
     columns: usize,
     row_bytes: usize,
     order: RowOrder,
+    /// `[ceil(rows / SQUARE), ceil(columns / SQUARE)]`, times 256, where the format has scales beside its bytes.
+    scales: Arc<[f32]>,
 }
 
 /// Which stored row is which output.
@@ -26,16 +31,58 @@ pub(in crate::backend::candle) enum RowOrder {
         /// Rows of a head.
         head_dim: usize,
     },
+    /// Runs of rows of two matrices take turns, and this is one of the two: Qwen3.5 stores each head's gate behind its query.
+    Alternating {
+        /// Rows of a run.
+        run: usize,
+        /// 0 for the matrix whose run comes first, 1 for the other.
+        part: usize,
+    },
 }
 
 impl Matrix {
-    /// `None` if the bytes are not those of `rows` times `columns` weights.
+    /// `None` if the bytes are not those of `rows` times `columns` weights, or if the format wants scales beside them.
     pub(in crate::backend::candle) fn new(
         bytes: SharedBytes,
         format: Format,
         rows: usize,
         columns: usize,
         order: RowOrder,
+    ) -> Option<Self> {
+        if format == Format::Fp8E4m3 {
+            return None;
+        }
+        let scales = Arc::new([]);
+        Self::of(bytes, format, (rows, columns), order, scales)
+    }
+
+    /// Weights in eight-bit floating point, each to be multiplied by the scale of its square: `[ceil(rows / SQUARE),
+    /// ceil(columns / SQUARE)]`. `None` if the sizes do not fit, or a scale is none (see [`Matrix::is_scale`]).
+    pub(in crate::backend::candle) fn with_scales(
+        bytes: SharedBytes,
+        rows: usize,
+        columns: usize,
+        scales: &[f32],
+    ) -> Option<Self> {
+        let count = rows.div_ceil(SQUARE).checked_mul(columns.div_ceil(SQUARE))?;
+        if scales.len() != count || !scales.iter().all(|scale| Self::is_scale(*scale)) {
+            return None;
+        }
+        let scales = scales.iter().map(|scale| scale * 256.0).collect();
+        Self::of(bytes, Format::Fp8E4m3, (rows, columns), RowOrder::Plain, scales)
+    }
+
+    /// Whether a number can be a scale: above zero, and all weights in its square finite.
+    pub(in crate::backend::candle) fn is_scale(scale: f32) -> bool {
+        scale > 0.0 && scale <= f32::MAX / e4m3::MAX
+    }
+
+    fn of(
+        bytes: SharedBytes,
+        format: Format,
+        (rows, columns): (usize, usize),
+        order: RowOrder,
+        scales: Arc<[f32]>,
     ) -> Option<Self> {
         let row_bytes = format.row_bytes(columns)?;
         let fits = columns > 0 && bytes.len() == row_bytes.checked_mul(rows)?;
@@ -44,12 +91,29 @@ impl Matrix {
             RowOrder::Interleaved { head_dim } => {
                 head_dim > 0 && head_dim.is_multiple_of(2) && rows.is_multiple_of(head_dim)
             }
+            // Made from a plain one only.
+            RowOrder::Alternating { .. } => false,
         };
-        (fits && ordered).then_some(Self { bytes, format, rows, columns, row_bytes, order })
+        (fits && ordered).then_some(Self { bytes, format, rows, columns, row_bytes, order, scales })
+    }
+
+    /// The two matrices whose runs of `run` rows take turns in this one; `None` if they do not come out even, or this one is not
+    /// read as it is stored.
+    pub(in crate::backend::candle) fn alternating(self, run: usize) -> Option<[Self; 2]> {
+        if run == 0 || self.order != RowOrder::Plain || !self.rows.is_multiple_of(2 * run) {
+            return None;
+        }
+        let part = |part| Self { order: RowOrder::Alternating { run, part }, rows: self.rows / 2, ..self.clone() };
+        Some([part(0), part(1)])
     }
 
     pub(in crate::backend::candle) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Whether its weights are stored in eight-bit floating point.
+    pub(in crate::backend::candle) fn is_eight_bit(&self) -> bool {
+        self.format == Format::Fp8E4m3
     }
 
     pub(super) fn format(&self) -> Format {
@@ -60,43 +124,57 @@ impl Matrix {
         self.columns
     }
 
-    /// The stored bytes of output `row`.
-    pub(super) fn row(&self, row: usize) -> &[u8] {
+    /// What is stored of output `row`.
+    pub(super) fn row(&self, row: usize) -> StoredRow<'_> {
         let stored = match self.order {
             RowOrder::Plain => row,
             RowOrder::Interleaved { head_dim } => {
                 let (head, within) = (row / head_dim, row % head_dim);
                 head * head_dim + 2 * (within % (head_dim / 2)) + within / (head_dim / 2)
             }
+            RowOrder::Alternating { run, part } => (2 * (row / run) + part) * run + row % run,
         };
-        &self.bytes[stored * self.row_bytes..(stored + 1) * self.row_bytes]
+        let bytes = &self.bytes[stored * self.row_bytes..(stored + 1) * self.row_bytes];
+        let scales = match self.format {
+            Format::Fp8E4m3 => {
+                let (square, count) = (stored / SQUARE, self.columns.div_ceil(SQUARE));
+                &self.scales[square * count..(square + 1) * count]
+            }
+            _ => &[],
+        };
+        StoredRow { bytes, scales }
     }
 
     /// One row's weights as f32, into `out` (`[columns]`).
     pub(in crate::backend::candle) fn decode_row(&self, row: usize, out: &mut [f32]) {
-        let bytes = self.row(row);
+        let row = self.row(row);
         match self.format {
-            Format::F32 => decode::<F32>(bytes, out),
-            Format::F16 => decode::<F16>(bytes, out),
-            Format::Bf16 => decode::<Bf16>(bytes, out),
-            Format::Q4_0 => decode::<Q4_0>(bytes, out),
-            Format::Q4_1 => decode::<Q4_1>(bytes, out),
-            Format::Q8_0 => decode::<Q8_0>(bytes, out),
+            Format::F32 => decode::<F32>(row, out),
+            Format::F16 => decode::<F16>(row, out),
+            Format::Bf16 => decode::<Bf16>(row, out),
+            Format::Fp8E4m3 => decode::<Fp8E4m3>(row, out),
+            Format::Q4_0 => decode::<Q4_0>(row, out),
+            Format::Q4_1 => decode::<Q4_1>(row, out),
+            Format::Q8_0 => decode::<Q8_0>(row, out),
         }
     }
 }
 
-fn decode<D: Decode>(row: &[u8], out: &mut [f32]) {
-    let (blocks, end) = D::blocks(row);
+fn decode<D: Decode>(row: StoredRow<'_>, out: &mut [f32]) {
+    let (blocks, end) = D::blocks(row.bytes);
     let (wide, wide_end) = out.split_at_mut((BLOCK * blocks.len()).min(out.len()));
-    for (block, out) in blocks.iter().zip(wide.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>().0) {
-        for (half, out) in D::decode::<Portable>(block).into_iter().zip(out) {
+    let wide = wide.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>().0;
+    for (at, (block, out)) in blocks.iter().zip(wide).enumerate() {
+        for (half, out) in D::decode::<Portable>(block, D::scale(row.scales, at)).into_iter().zip(out) {
             half.store(out);
         }
     }
-    if let Some(width) = D::WEIGHT_BYTES {
+    if let Some(width) = D::WEIGHT_BYTES
+        && !end.is_empty()
+    {
+        let scale = D::scale(row.scales, blocks.len());
         for (weight, out) in end.chunks_exact(width).zip(wide_end) {
-            *out = D::weight(weight);
+            *out = D::weight(weight, scale);
         }
     }
 }

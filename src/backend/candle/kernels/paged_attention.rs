@@ -270,7 +270,7 @@ fn softmax<L: Lanes>(scores: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::candle::cache::kv::{KvShape, allocate};
+    use crate::backend::candle::cache::kv::KvShape;
     use crate::backend::candle::kernels::testing;
     use candle_core::{D, DType, Device};
 
@@ -301,7 +301,7 @@ mod tests {
         let (q, k, v) =
             (normal((rows, heads, dim)), normal((context, kv_heads, dim)), normal((context, kv_heads, dim)));
         let shape = KvShape { layers: 1, kv_heads, head_dim: dim, dtype: DType::F32 };
-        let cache = allocate(shape, 8, &Device::Cpu).unwrap().remove(0);
+        let cache = LayerCache::allocate(shape, 8, &Device::Cpu).unwrap();
         let blocks = [5_u32, 0, 7];
         let slots: Vec<u32> = (0..context).map(|t| blocks[t / BLOCK_TOKENS] * 16 + (t % BLOCK_TOKENS) as u32).collect();
         let flat = |x: &Tensor, heads: usize| x.reshape((x.dim(0).unwrap(), heads * dim)).unwrap();

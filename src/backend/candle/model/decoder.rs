@@ -1,15 +1,17 @@
-//! The stack of a decoder-only transformer: embedding, layers of attention and feed-forward, final norm, output.
+//! The stack of a decoder-only model: embedding, layers that mix tokens and feed forward, final norm, output.
 //!
-//! Llama, Qwen3 and Qwen3-MoE are this stack with different knobs ([`DecoderConfig`]).
+//! Llama, Qwen3, Qwen3-MoE and Qwen3.5/3.6 are this stack with different knobs ([`DecoderConfig`]).
 
 use std::sync::Arc;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor, bail};
 
-use super::config::{DecoderConfig, FeedForwardKind};
-use super::layers::{Attention, Embedding, Linear, Mlp, RmsNorm, RopeTable, SparseMoe};
+use super::config::{DecoderConfig, FeedForwardKind, MixerKind};
+use super::layers::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, RopeTable, SparseMoe};
+use super::phases::{Phase, phases};
 use crate::backend::candle::cache::kv::LayerCache;
-use crate::backend::candle::kernels::AttentionMap;
+use crate::backend::candle::cache::state::LayerState;
+use crate::backend::candle::kernels::{AttentionMap, Turns};
 use crate::backend::candle::plan::StepPlan;
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
@@ -26,10 +28,31 @@ pub(in crate::backend::candle) struct Decoder {
 
 #[derive(Debug)]
 struct Layer {
-    attention_norm: RmsNorm,
-    attention: Attention,
+    mixer_norm: RmsNorm,
+    mixer: Mixer,
     feed_forward_norm: RmsNorm,
     feed_forward: FeedForward,
+}
+
+#[derive(Debug)]
+enum Mixer {
+    Attention(Attention),
+    GatedDelta(GatedDeltaNet),
+}
+
+/// What a layer remembers of the sequences.
+#[derive(Debug, Clone)]
+pub(in crate::backend::candle) enum LayerMemory {
+    KeysAndValues(LayerCache),
+    State(LayerState),
+}
+
+/// What all layers of a step share.
+struct Step<'a> {
+    slots: &'a [u32],
+    turns: Arc<Turns>,
+    map: Arc<AttentionMap>,
+    phases: Vec<Phase>,
 }
 
 #[derive(Debug)]
@@ -51,13 +74,8 @@ impl Decoder {
         let layer = |index| {
             let prefix = format!("{prefix}.layers.{index}");
             Ok(Layer {
-                attention_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
-                attention: Attention::load(
-                    weights,
-                    &format!("{prefix}.self_attn"),
-                    config.attention,
-                    config.rope.dim(),
-                )?,
+                mixer_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
+                mixer: Mixer::load(config, weights, &prefix, index)?,
                 feed_forward_norm: norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
                 feed_forward: FeedForward::load(config, weights, &format!("{prefix}.mlp"), index)?,
             })
@@ -82,25 +100,17 @@ impl Decoder {
     ///
     /// Only those rows go through the final norm: the others have done their work once their keys and values stand in
     /// the cache.
-    pub(in crate::backend::candle) fn forward(&self, plan: &StepPlan, caches: &[LayerCache]) -> Result<Option<Tensor>> {
+    pub(in crate::backend::candle) fn forward(
+        &self,
+        plan: &StepPlan,
+        memories: &[LayerMemory],
+    ) -> Result<Option<Tensor>> {
         let mut x = self.embedding.forward(&plan.tokens, &self.device)?;
-        let turns = Arc::new(self.rope.at(&plan.positions));
-        let map = Arc::new(AttentionMap::new(plan));
-        // What the layer before has added and the next one's norm has still to take in.
-        let mut added: Option<Tensor> = None;
-        for (layer, cache) in self.layers.iter().zip(caches) {
-            let normed = match added {
-                None => layer.attention_norm.forward(&x)?,
-                Some(y) => {
-                    let (sum, normed) = layer.attention_norm.forward_sum(&x, &y)?;
-                    x = sum;
-                    normed
-                }
-            };
-            let attended = layer.attention.forward(&normed, &turns, cache, &plan.slots, &map)?;
-            let (sum, normed) = layer.feed_forward_norm.forward_sum(&x, &attended)?;
-            x = sum;
-            added = Some(layer.feed_forward.forward(&normed)?);
+        let step = self.step(plan);
+        let mut added = None;
+        for (layer, memory) in self.layers.iter().zip(memories) {
+            let (sum, next) = layer.forward(&x, added.as_ref(), memory, &step)?;
+            (x, added) = (sum, Some(next));
         }
         let rows: Vec<u32> = plan.outputs.iter().map(|output| output.row as u32).collect();
         if rows.is_empty() {
@@ -115,9 +125,87 @@ impl Decoder {
         Ok(Some(fin))
     }
 
+    /// What each layer gives for every row of a step, `[rows, hidden]`.
+    #[cfg(test)]
+    pub(in crate::backend::candle) fn layer_outputs(
+        &self,
+        plan: &StepPlan,
+        memories: &[LayerMemory],
+    ) -> Result<Vec<Tensor>> {
+        let mut x = self.embedding.forward(&plan.tokens, &self.device)?;
+        let step = self.step(plan);
+        let mut added: Option<Tensor> = None;
+        let mut outputs = Vec::new();
+        for (layer, memory) in self.layers.iter().zip(memories) {
+            let (sum, next) = layer.forward(&x, added.as_ref(), memory, &step)?;
+            outputs.push((&sum + &next)?);
+            (x, added) = (sum, Some(next));
+        }
+        Ok(outputs)
+    }
+
+    fn step<'a>(&self, plan: &'a StepPlan) -> Step<'a> {
+        Step {
+            slots: &plan.slots,
+            turns: Arc::new(self.rope.at(&plan.positions)),
+            map: Arc::new(AttentionMap::new(plan)),
+            phases: phases(&plan.spans),
+        }
+    }
+
     /// `[rows, hidden]` of fin to logits `[rows, vocab]`.
     pub(in crate::backend::candle) fn logits(&self, fin: &Tensor) -> Result<Tensor> {
         self.output.forward(fin)
+    }
+}
+
+impl Layer {
+    /// `x` is the stream of sums, `added` what the layer before adds to it: this layer's first norm takes that in. Gives the same
+    /// for the next one.
+    fn forward(
+        &self,
+        x: &Tensor,
+        added: Option<&Tensor>,
+        memory: &LayerMemory,
+        step: &Step<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (x, normed) = match added {
+            None => (x.clone(), self.mixer_norm.forward(x)?),
+            Some(added) => self.mixer_norm.forward_sum(x, added)?,
+        };
+        let mixed = self.mixer.forward(&normed, memory, step)?;
+        let (x, normed) = self.feed_forward_norm.forward_sum(&x, &mixed)?;
+        let added = self.feed_forward.forward(&normed)?;
+        Ok((x, added))
+    }
+}
+
+impl Mixer {
+    fn load(
+        config: &DecoderConfig,
+        weights: &dyn WeightSource,
+        prefix: &str,
+        index: usize,
+    ) -> std::result::Result<Self, LoadError> {
+        Ok(match config.mixer(index) {
+            MixerKind::Attention(shape) => {
+                let turned = config.rope.dim();
+                Self::Attention(Attention::load(weights, &format!("{prefix}.self_attn"), shape, turned)?)
+            }
+            MixerKind::GatedDelta(shape) => {
+                Self::GatedDelta(GatedDeltaNet::load(weights, &format!("{prefix}.linear_attn"), shape, config.norm)?)
+            }
+        })
+    }
+
+    fn forward(&self, x: &Tensor, memory: &LayerMemory, step: &Step<'_>) -> Result<Tensor> {
+        match (self, memory) {
+            (Self::Attention(attention), LayerMemory::KeysAndValues(cache)) => {
+                attention.forward(x, &step.turns, cache, step.slots, &step.map)
+            }
+            (Self::GatedDelta(recurrence), LayerMemory::State(state)) => recurrence.forward(x, state, &step.phases),
+            _ => bail!("a layer was given another kind's memory"),
+        }
     }
 }
 

@@ -8,23 +8,5 @@ pub(super) mod decoder;
 pub(super) mod layers;
 #[cfg(test)]
 mod parity;
+mod phases;
 pub(super) mod tensors;
-
-use candle_core::Device;
-
-use self::config::DecoderConfig;
-use self::decoder::Decoder;
-use super::weights::{self, GgufHeads, LoadError, ProgressFn};
-use crate::checkpoint::Checkpoint;
-
-/// Loads the model of a checkpoint.
-pub(super) fn load(
-    checkpoint: &Checkpoint,
-    config: &DecoderConfig,
-    device: &Device,
-    progress: &ProgressFn,
-) -> Result<Decoder, LoadError> {
-    let heads = GgufHeads { query: config.attention.heads, key: config.attention.kv_heads };
-    let weights = weights::open(checkpoint, heads, progress)?;
-    Decoder::load(config, weights.as_ref(), device)
-}

@@ -4,7 +4,8 @@
 //! the two against each other.
 
 use super::config::{DecoderConfig, FeedForwardKind, MixerKind};
-use super::layers::{AttentionShape, CONV_WIDTH, DeltaShape, MoeShape};
+use super::layers::{AttentionShape, DeltaShape, MoeShape};
+use crate::backend::candle::kernels::CONV_TOKENS;
 
 /// A tensor that a model is made of.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,8 +72,10 @@ impl List {
         self.matrix(format!("{prefix}.in_proj_a.weight"), value_heads, hidden);
         self.matrix(format!("{prefix}.in_proj_b.weight"), value_heads, hidden);
         // Depthwise: one filter a channel.
-        self.0
-            .push(TensorSpec { name: format!("{prefix}.conv1d.weight"), shape: vec![shape.channels(), 1, CONV_WIDTH] });
+        self.0.push(TensorSpec {
+            name: format!("{prefix}.conv1d.weight"),
+            shape: vec![shape.channels(), 1, CONV_TOKENS],
+        });
         self.vector(format!("{prefix}.A_log"), value_heads);
         self.vector(format!("{prefix}.dt_bias"), value_heads);
         self.vector(format!("{prefix}.norm.weight"), value_dim);
@@ -105,7 +108,7 @@ mod tests {
     use super::*;
     use crate::backend::candle::kernels::Matrix;
     use crate::backend::candle::model::decoder::Decoder;
-    use crate::backend::candle::weights::{self, GgufHeads, LoadError, WeightSource};
+    use crate::backend::candle::weights::{self, Fp8Activations, LoadError, WeightSource};
     use crate::checkpoint::Checkpoint;
 
     /// Notes what a model asks for.
@@ -147,8 +150,8 @@ mod tests {
         for name in ["tiny-llama", "tiny-qwen3", "tiny-qwen3_moe"] {
             let checkpoint = Checkpoint::open(&fixtures.join(name)).unwrap();
             let config = DecoderConfig::read(&checkpoint).unwrap();
-            let heads = GgufHeads { query: config.attention.heads, key: config.attention.kv_heads };
-            let weights = weights::open(&checkpoint, heads, &|_, _| {}).unwrap();
+            let weights =
+                weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
             let recorder = Recorder { weights, asked: RefCell::default() };
             Decoder::load(&config, &recorder, &candle_core::Device::Cpu).unwrap();
             let mut asked = recorder.asked.into_inner();

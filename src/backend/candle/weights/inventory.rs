@@ -6,12 +6,10 @@ use safetensors::tensor::{Dtype, TensorInfo};
 
 use super::gguf;
 use super::safetensors::{self as folder, MappedFile};
-use super::{LoadError, SCALE_SUFFIX};
+use super::{LoadError, SCALE_SUFFIX, SyntheticWeights};
+use crate::backend::candle::kernels::SQUARE;
 use crate::backend::candle::model::tensors::TensorSpec;
 use crate::checkpoint::{Checkpoint, Folder};
-
-/// Weights that share a scale in each direction of a block-quantised matrix.
-const SCALE_BLOCK: usize = 128;
 
 /// What is known of a checkpoint's tensors before they are loaded.
 #[derive(Debug)]
@@ -48,6 +46,14 @@ impl Inventory {
         }
     }
 
+    /// What synthetic weights would be.
+    pub(in crate::backend::candle) fn synthetic(tensors: &[TensorSpec]) -> Self {
+        let quantised = |tensor: &&TensorSpec| SyntheticWeights::is_quantised(&tensor.name, &tensor.shape);
+        let promised =
+            tensors.iter().filter(quantised).map(|tensor| format!("{}{SCALE_SUFFIX}", tensor.name)).collect();
+        Self { spelling: |name| Some(name.to_owned()), bytes: HashMap::new(), promised, default_width: 2 }
+    }
+
     fn of_folder(folder: &Folder) -> Result<Self, LoadError> {
         let mut bytes = HashMap::new();
         for path in folder::weight_files(folder.path())?.iter().filter(|path| path.exists()) {
@@ -72,7 +78,7 @@ impl Inventory {
         }
         let elements: u64 = tensor.shape.iter().map(|n| *n as u64).product();
         if self.contains(&scales) {
-            let blocks: u64 = tensor.shape.iter().map(|n| n.div_ceil(SCALE_BLOCK) as u64).product();
+            let blocks: u64 = tensor.shape.iter().map(|n| n.div_ceil(SQUARE) as u64).product();
             return elements + 2 * blocks;
         }
         elements * self.default_width

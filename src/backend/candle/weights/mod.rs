@@ -7,6 +7,7 @@
 mod gguf;
 mod inventory;
 mod safetensors;
+mod synthetic;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use crate::checkpoint::{Checkpoint, SharedBytes};
 pub(super) use self::gguf::GgufWeights;
 pub(super) use self::inventory::Inventory;
 pub(super) use self::safetensors::SafetensorsWeights;
+pub(super) use self::synthetic::SyntheticWeights;
 
 /// What the name of a block-quantised matrix's scales has behind the matrix's own, as released checkpoints spell it. The
 /// scales multiply, whatever the name says.
@@ -100,6 +102,14 @@ pub enum LoadError {
         /// The types that are read.
         supported: &'static str,
     },
+    /// A tensor holds what no such tensor can.
+    #[error("tensor {name} holds {found}: the file is damaged; download it again")]
+    Value {
+        /// Its name.
+        name: String,
+        /// What it holds, and where.
+        found: String,
+    },
     /// The tensor library refused.
     #[error("cannot make a tensor of {name}: {source}")]
     Tensor {
@@ -110,10 +120,25 @@ pub enum LoadError {
     },
 }
 
+/// What activations look like where they meet block-FP8 weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Fp8Activations {
+    /// As they are: the products are those of the dequantised weights.
+    #[default]
+    AsTheyAre,
+    /// Rounded to e4m3 in groups of 128 of a token, as serves with eight-bit units do: fin then comes out near theirs.
+    Dynamic,
+}
+
 /// Where a model's parts come from.
 pub(super) trait WeightSource {
     /// Whether a tensor is there.
     fn contains(&self, name: &str) -> bool;
+
+    /// Whether activations are to be rounded where they meet eight-bit weights.
+    fn rounds_activations(&self) -> bool {
+        false
+    }
 
     /// Weights `[output, input]`, as they are stored.
     fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError>;
@@ -128,7 +153,7 @@ pub(super) trait WeightSource {
 impl dyn WeightSource + '_ {
     /// A projection `[output, input]`.
     pub(super) fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
-        Ok(Linear::new(self.matrix(name, output, input)?))
+        Ok(Linear::new(self.matrix(name, output, input)?, self.rounds_activations()))
     }
 
     /// A table of `vocab` rows of `hidden` values.
@@ -157,10 +182,11 @@ impl dyn WeightSource + '_ {
 pub(super) fn open<'a>(
     checkpoint: &'a Checkpoint,
     heads: GgufHeads,
+    activations: Fp8Activations,
     progress: &'a ProgressFn,
 ) -> Result<Box<dyn WeightSource + 'a>, LoadError> {
     Ok(match checkpoint {
-        Checkpoint::Folder(folder) => Box::new(SafetensorsWeights::open(folder.path(), progress)?),
+        Checkpoint::Folder(folder) => Box::new(SafetensorsWeights::open(folder.path(), activations, progress)?),
         Checkpoint::Gguf(file) => Box::new(GgufWeights::open(file, heads, progress)),
     })
 }
@@ -191,9 +217,13 @@ impl<'a> Progress<'a> {
         const PAGE: usize = 4096;
         for part in bytes.chunks(PAGE << 8) {
             std::hint::black_box(part.iter().step_by(PAGE).fold(0_u8, |sum, byte| sum ^ byte));
-            let done = self.done.fetch_add(part.len() as u64, Ordering::Relaxed) + part.len() as u64;
-            (self.tell)(done.min(self.total), self.total);
+            self.add(part.len() as u64);
         }
+    }
+
+    fn add(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        (self.tell)(done.min(self.total), self.total);
     }
 }
 

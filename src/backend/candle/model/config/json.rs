@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::{DecoderConfig, LinearLayers, MoeLayers, NormRule, SUPPORTED, size};
-use crate::backend::candle::model::layers::{AttentionShape, CONV_WIDTH, DeltaShape, MoeShape, RopeTable};
+use crate::backend::candle::kernels::CONV_TOKENS;
+use crate::backend::candle::model::layers::{AttentionShape, DeltaShape, MoeShape, RopeTable};
 use crate::backend::candle::weights::LoadError;
 
 impl DecoderConfig {
@@ -138,7 +139,7 @@ impl<'a> Json<'a> {
         self.only("output_gate_type", &["silu", "swish"])?;
         self.only("mamba_ssm_dtype", &["float32"])?;
         let width = self.count("linear_conv_kernel_dim")?;
-        if width != CONV_WIDTH {
+        if width != CONV_TOKENS {
             return Err(LoadError::Unsupported(format!("linear_conv_kernel_dim = {width}")));
         }
         let is_linear = match self.0.get("layer_types").and_then(Value::as_array) {

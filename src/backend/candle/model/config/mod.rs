@@ -7,10 +7,11 @@ mod gguf;
 mod json;
 
 use candle_core::DType;
+use serde_json::Value;
 
 use super::layers::{AttentionShape, DeltaShape, MoeShape, RopeTable};
 use crate::backend::candle::cache::kv::KvShape;
-use crate::backend::candle::weights::LoadError;
+use crate::backend::candle::weights::{GgufHeads, LoadError};
 use crate::checkpoint::Checkpoint;
 
 /// The architectures that this engine computes, as `config.json` and GGUF files name them.
@@ -92,10 +93,19 @@ impl DecoderConfig {
     /// When the architecture is not supported, or a value is missing, out of range or asks for something that is not
     /// computed here.
     pub(in crate::backend::candle) fn read(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
-        let config = match checkpoint {
-            Checkpoint::Folder(folder) => Self::from_json(folder.config())?,
-            Checkpoint::Gguf(file) => Self::from_gguf(file)?,
-        };
+        match checkpoint {
+            Checkpoint::Folder(folder) => Self::read_json(folder.config()),
+            Checkpoint::Gguf(file) => {
+                let config = Self::from_gguf(file)?;
+                config.check()?;
+                Ok(config)
+            }
+        }
+    }
+
+    /// Reads a `config.json`, as [`DecoderConfig::read`].
+    pub(in crate::backend::candle) fn read_json(json: &Value) -> Result<Self, LoadError> {
+        let config = Self::from_json(json)?;
         config.check()?;
         Ok(config)
     }
@@ -127,6 +137,11 @@ impl DecoderConfig {
     /// Bytes that the linear layers of one sequence remember, whatever its length.
     pub(in crate::backend::candle) fn state_bytes(&self) -> usize {
         self.linear.as_ref().map_or(0, |linear| self.linear_layers() * linear.shape.state_bytes())
+    }
+
+    /// Head counts, for reading GGUF files.
+    pub(in crate::backend::candle) fn gguf_heads(&self) -> GgufHeads {
+        GgufHeads { query: self.attention.heads, key: self.attention.kv_heads }
     }
 
     /// How many layers are linear.

@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 use super::Linear;
 use crate::backend::candle::cache::kv::LayerCache;
 use crate::backend::candle::kernels::{
-    AttentionMap, HeadNorms, HeadPreparation, Turns, paged_attention, prepare_heads,
+    AttentionMap, HeadNorms, HeadPreparation, Turns, paged_attention, prepare_heads, sigmoid_gate,
 };
 use crate::backend::candle::model::config::NormRule;
 use crate::backend::candle::weights::{LoadError, WeightSource};
@@ -28,10 +28,11 @@ pub(in crate::backend::candle) struct AttentionShape {
 /// Projections of one layer.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct Attention {
-    /// Queries, keys and values side by side.
+    /// Queries, keys and values side by side, and behind them the gates, where there are such.
     inputs: Linear,
     output: Linear,
     heads: HeadPreparation,
+    gated: bool,
 }
 
 impl Attention {
@@ -43,12 +44,24 @@ impl Attention {
     ) -> std::result::Result<Self, LoadError> {
         let (hidden, dim) = (shape.hidden, shape.head_dim);
         let norm = |name: &str, rule| weights.norm(&format!("{prefix}.{name}.weight"), dim, rule);
+        let linear = |name: &str, output| weights.linear(&format!("{prefix}.{name}.weight"), output, hidden);
+        let keys = linear("k_proj", shape.kv_heads * dim)?;
+        let values = linear("v_proj", shape.kv_heads * dim)?;
+        let inputs = if shape.gated {
+            // Stored head by head: its queries, then its gates.
+            let name = format!("{prefix}.q_proj.weight");
+            let unfit =
+                || LoadError::Config(format!("{name} does not hold queries and gates of {} heads", shape.heads));
+            let both = weights.matrix(&name, 2 * shape.heads * dim, hidden)?;
+            let [queries, gates] =
+                both.alternating(dim).ok_or_else(unfit)?.map(|part| Linear::new(part, weights.rounds_activations()));
+            Linear::joined([queries, keys, values, gates])
+        } else {
+            Linear::joined([linear("q_proj", shape.heads * dim)?, keys, values])
+        };
         Ok(Self {
-            inputs: Linear::joined([
-                weights.linear(&format!("{prefix}.q_proj.weight"), shape.heads * dim, hidden)?,
-                weights.linear(&format!("{prefix}.k_proj.weight"), shape.kv_heads * dim, hidden)?,
-                weights.linear(&format!("{prefix}.v_proj.weight"), shape.kv_heads * dim, hidden)?,
-            ]),
+            inputs,
+            gated: shape.gated,
             output: weights.linear(&format!("{prefix}.o_proj.weight"), hidden, shape.heads * dim)?,
             heads: HeadPreparation {
                 heads: shape.heads,
@@ -80,6 +93,10 @@ impl Attention {
         let inputs = prepare_heads(&self.inputs.forward(x)?, turns, &self.heads)?;
         cache.write(slots, &inputs, heads, kv_heads)?;
         let attended = paged_attention(&inputs, cache, map, (heads, dim), 1.0 / (dim as f32).sqrt())?;
-        self.output.forward(&attended)
+        if !self.gated {
+            return self.output.forward(&attended);
+        }
+        let gates = inputs.narrow(1, (heads + 2 * kv_heads) * dim, heads * dim)?;
+        self.output.forward(&sigmoid_gate(&attended, &gates)?)
     }
 }

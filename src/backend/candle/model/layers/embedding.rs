@@ -31,6 +31,6 @@ impl Embedding {
 
     /// The same table as the output projection of a model with tied embeddings. Shares the weights.
     pub(in crate::backend::candle) fn as_output(&self) -> Linear {
-        Linear::new(self.table.clone())
+        Linear::new(self.table.clone(), false)
     }
 }

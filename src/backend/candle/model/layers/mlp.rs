@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::Linear;
-use crate::backend::candle::kernels::{Matrix, swiglu};
+use crate::backend::candle::kernels::swiglu;
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
 /// `down(silu(gate x) * up x)`.
@@ -16,8 +16,8 @@ pub(in crate::backend::candle) struct Mlp {
 
 impl Mlp {
     /// From weights whose rows are the gate's, then the up projection's, and the down projection's.
-    pub(super) fn new(inputs: Matrix, down: Matrix) -> Self {
-        Self { inputs: Linear::new(inputs), down: Linear::new(down) }
+    pub(super) fn new(inputs: Linear, down: Linear) -> Self {
+        Self { inputs, down }
     }
 
     /// The three projections under `prefix` (`...gate_proj.weight` and so on).

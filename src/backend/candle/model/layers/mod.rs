@@ -14,7 +14,7 @@ mod rope;
 
 pub(in crate::backend::candle) use attention::{Attention, AttentionShape};
 pub(in crate::backend::candle) use embedding::Embedding;
-pub(in crate::backend::candle) use gated_delta::{CONV_WIDTH, DeltaShape};
+pub(in crate::backend::candle) use gated_delta::{DeltaShape, GatedDeltaNet};
 pub(in crate::backend::candle) use linear::Linear;
 pub(in crate::backend::candle) use mlp::Mlp;
 pub(in crate::backend::candle) use moe::{MoeShape, SparseMoe};

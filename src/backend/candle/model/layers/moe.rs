@@ -51,7 +51,8 @@ impl SparseMoe {
         let experts = if weights.contains(&inputs) {
             let inputs = weights.stack(&inputs, count, 2 * intermediate, hidden)?;
             let outputs = weights.stack(&outputs, count, hidden, intermediate)?;
-            inputs.into_iter().zip(outputs).map(|(inputs, down)| Mlp::new(inputs, down)).collect()
+            let linear = |matrix| Linear::new(matrix, weights.rounds_activations());
+            inputs.into_iter().zip(outputs).map(|(inputs, down)| Mlp::new(linear(inputs), linear(down))).collect()
         } else {
             let expert = |e| Mlp::load(weights, &format!("{prefix}.experts.{e}"), hidden, intermediate);
             (0..count).map(expert).collect::<std::result::Result<_, _>>()?
@@ -80,8 +81,11 @@ impl SparseMoe {
             inputs.push(Segment { rows: rows.clone(), matrices: expert.inputs.matrices() });
             outputs.push(Segment { rows, matrices: expert.down.matrices() });
         }
-        let gathered = x.index_select(&Tensor::new(rows, x.device())?, 0)?;
-        let gated = swiglu(&grouped_matmul(&gathered, inputs.into())?)?;
+        // Experts are stored alike, so what holds for the first holds for all.
+        let rounded =
+            |x: &Tensor, of: fn(&Mlp) -> &Linear| self.experts.first().map_or(Ok(x.clone()), |e| of(e).rounded(x));
+        let gathered = rounded(x, |expert| &expert.inputs)?.index_select(&Tensor::new(rows, x.device())?, 0)?;
+        let gated = rounded(&swiglu(&grouped_matmul(&gathered, inputs.into())?)?, |expert| &expert.down)?;
         let sums = weighted_sums(&grouped_matmul(&gated, outputs.into())?, shares)?;
         match &self.shared {
             None => Ok(sums),

@@ -1,0 +1,182 @@
+//! The models against goldens made by the reference implementation (see the READMEs beside the fixtures): chosen ids
+//! exactly, fin within [`TOLERANCE`], whatever the prefill chunk and whoever else is in the batch.
+
+mod gguf;
+mod hybrid;
+mod verification;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+use super::config::DecoderConfig;
+use super::decoder::Decoder;
+use crate::backend::candle::plan::BLOCK_TOKENS;
+use crate::backend::candle::runner::{MemorySize, ModelRunner};
+use crate::backend::candle::sampler::Sampler;
+use crate::backend::candle::scheduler::{Scheduler, SchedulerConfig, Wanted};
+use crate::backend::candle::weights::{self, Fp8Activations};
+use crate::backend::{SamplingParams, candle::EngineOptions};
+use crate::checkpoint::Checkpoint;
+
+/// Engines in float32 agree to about 3e-5 on these fixtures.
+const TOLERANCE: f32 = 1e-4;
+const STEPS: usize = 48;
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+struct Golden {
+    prompts: Vec<(Vec<u32>, Vec<u32>)>,
+    tensors: HashMap<String, Tensor>,
+}
+
+impl Golden {
+    /// The golden files of that name beside a model.
+    fn load(model: &str, name: &str) -> Self {
+        let folder = fixture(model).join("golden");
+        let json: Value = serde_json::from_slice(&std::fs::read(folder.join(format!("{name}.json"))).unwrap()).unwrap();
+        let ids = |value: &Value| value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
+        let prompts = json["prompts"].as_array().unwrap().iter();
+        Self {
+            prompts: prompts.map(|p| (ids(&p["prompt_ids"]), ids(&p["chosen_ids"]))).collect(),
+            tensors: candle_core::safetensors::load(folder.join(format!("{name}.safetensors")), &Device::Cpu).unwrap(),
+        }
+    }
+
+    fn rows(&self, prompt: usize, what: &str) -> Vec<Vec<f32>> {
+        self.tensors[&format!("p{prompt}.{what}")].to_vec2().unwrap()
+    }
+}
+
+struct Machine {
+    runner: ModelRunner,
+    scheduler: Scheduler,
+}
+
+impl Machine {
+    fn open(checkpoint: &Checkpoint, prefill_chunk: usize) -> Self {
+        // Room for the longest golden prompt.
+        Self::with(checkpoint, prefill_chunk, 128, usize::MAX)
+    }
+
+    fn with(checkpoint: &Checkpoint, prefill_chunk: usize, blocks: u32, prefix_blocks: usize) -> Self {
+        let config = DecoderConfig::read(checkpoint).unwrap();
+        let weights = weights::open(checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
+        let model = Decoder::load(&config, weights.as_ref(), &Device::Cpu).unwrap();
+        Self::of(model, &config, prefill_chunk, blocks, prefix_blocks)
+    }
+
+    fn of(model: Decoder, config: &DecoderConfig, prefill_chunk: usize, blocks: u32, prefix_blocks: usize) -> Self {
+        let max_running = EngineOptions::default().max_running;
+        let snapshots = (config.linear_layers() > 0).then_some(8);
+        let scheduler = SchedulerConfig { max_running, prefill_chunk, blocks, prefix_blocks, snapshots };
+        let size = MemorySize { blocks: blocks as usize, kv_dtype: DType::F32, states: scheduler.state_slots() };
+        Self {
+            runner: ModelRunner::new(model, config, size, &Device::Cpu).unwrap(),
+            scheduler: Scheduler::new(scheduler),
+        }
+    }
+
+    /// Runs all that was submitted, generations for so many steps; gives each sequence's fin rows and, for generations, chosen ids.
+    fn run(&mut self, steps: usize) -> HashMap<u64, (Vec<Vec<f32>>, Vec<u32>)> {
+        let mut answers: HashMap<u64, (Vec<Vec<f32>>, Vec<u32>)> = HashMap::new();
+        let mut greedy = Sampler::new(SamplingParams::default(), &[]);
+        while let Some((plan, uses)) = self.scheduler.plan() {
+            let Some((fin, logits)) = self.runner.forward(&plan).unwrap() else {
+                continue;
+            };
+            let mut logits = logits.into_iter();
+            for (use_, row) in uses.iter().zip(fin.to_vec2::<f32>().unwrap()) {
+                let (rows, ids) = answers.entry(use_.sequence).or_default();
+                rows.push(row);
+                if use_.chooses {
+                    let id = greedy.choose(logits.next().unwrap()).unwrap();
+                    ids.push(id);
+                    if ids.len() == steps {
+                        self.scheduler.remove(use_.sequence);
+                    } else {
+                        self.scheduler.push(use_.sequence, id);
+                    }
+                }
+            }
+        }
+        answers
+    }
+}
+
+fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}: rows");
+    let worst = got.iter().flatten().zip(want.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < TOLERANCE, "{what}: off by {worst}");
+}
+
+/// All prompts of a golden, one after the other and then all in one batch, prompts' rows and answers both.
+fn check(checkpoint: &Checkpoint, golden: &Golden, prefill_chunk: usize) {
+    let mut machine = Machine::open(checkpoint, prefill_chunk);
+    let longest = |prompt: &[u32]| prompt.len() + STEPS;
+    for (at, (prompt, chosen)) in golden.prompts.iter().enumerate() {
+        machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0)).unwrap();
+        let (rows, _) = machine.run(STEPS).remove(&0).unwrap();
+        machine.scheduler.remove(0);
+        assert_close(&rows, &golden.rows(at, "prefill_fin"), &format!("prefill_fin of p{at}"));
+        machine.scheduler.submit(1, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
+        let (rows, ids) = machine.run(STEPS).remove(&1).unwrap();
+        assert_eq!(&ids, chosen, "ids of p{at}, alone");
+        assert_close(&rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
+    }
+    for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
+        machine.scheduler.submit(id, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
+    }
+    let answers = machine.run(STEPS);
+    for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
+        let (rows, ids) = &answers[&(at as u64)];
+        assert_eq!(ids, chosen, "ids of p{at}, in company");
+        assert_close(rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}, in company"));
+    }
+}
+
+#[test]
+fn llama_agrees_with_its_goldens() {
+    let checkpoint = Checkpoint::open(&fixture("tiny-llama")).unwrap();
+    for chunk in [512, 7, 1] {
+        check(&checkpoint, &Golden::load("tiny-llama", "f32"), chunk);
+    }
+}
+
+#[test]
+fn qwen3_agrees_with_its_goldens() {
+    let checkpoint = Checkpoint::open(&fixture("tiny-qwen3")).unwrap();
+    for chunk in [512, 7, 1] {
+        check(&checkpoint, &Golden::load("tiny-qwen3", "f32"), chunk);
+    }
+}
+
+#[test]
+fn qwen3_moe_agrees_with_its_goldens() {
+    let checkpoint = Checkpoint::open(&fixture("tiny-qwen3_moe")).unwrap();
+    for chunk in [512, 7, 1] {
+        check(&checkpoint, &Golden::load("tiny-qwen3_moe", "f32"), chunk);
+    }
+}
+
+#[test]
+fn a_tiny_cache_forces_recompute_and_changes_nothing() {
+    let checkpoint = Checkpoint::open(&fixture("tiny-qwen3")).unwrap();
+    let golden = Golden::load("tiny-qwen3", "f32");
+    // Room for the longest request alone (40 + 48 tokens) and a little more.
+    let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
+    let mut machine = Machine::with(&checkpoint, 16, blocks, usize::MAX);
+    for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
+        machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
+    }
+    let answers = machine.run(STEPS);
+    for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
+        let (rows, ids) = &answers[&(at as u64)];
+        assert_eq!(ids, chosen);
+        assert_close(rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
+    }
+}

@@ -1,0 +1,150 @@
+//! What a verifier makes of honest miners on other numerics and of miners with other weights: the table of
+//! `docs/verification.md`, which these tests print with `--nocapture`.
+
+#![allow(clippy::print_stdout, reason = "the table's figures")]
+
+use half::bf16;
+
+use super::hybrid::{BF16, FP8, open};
+use super::*;
+use crate::backend::candle::kernels::{Format, Matrix, RowOrder};
+use crate::backend::candle::weights::{self, Fp8Activations, LoadError, WeightSource};
+use crate::checkpoint::SharedBytes;
+use crate::proof::{Policy, ProofParams, Verification, build_proofs, verify_proofs};
+
+const PARAMS: ProofParams = ProofParams { topk: 128, batch: 32 };
+
+fn narrow(rows: &[Vec<f32>]) -> Vec<bf16> {
+    rows.iter().flatten().map(|x| bf16::from_f32(*x)).collect()
+}
+
+/// Proofs of a miner's rows, checked against a verifier's.
+fn verify(theirs: &[Vec<f32>], mine: &[Vec<f32>]) -> Verification {
+    let hidden = mine[0].len();
+    let proofs = build_proofs(&narrow(theirs), hidden, PARAMS, None).unwrap();
+    verify_proofs(proofs, &narrow(mine), hidden, PARAMS, None).unwrap()
+}
+
+fn mismatches(verification: &Verification) -> Vec<usize> {
+    verification.batches.iter().map(|batch| batch.exp_mismatches).collect()
+}
+
+/// The rows that choose each token of an answer, recomputed in one pass.
+fn recompute(machine: &mut Machine, prompt: &[u32], answer: &[u32]) -> Vec<Vec<f32>> {
+    let tokens: Vec<u32> = prompt.iter().chain(&answer[..answer.len() - 1]).copied().collect();
+    machine.scheduler.submit(9, tokens.clone(), tokens.len(), Wanted::RowsFrom(prompt.len() - 1)).unwrap();
+    let (rows, _) = machine.run(0).remove(&9).unwrap();
+    machine.scheduler.remove(9);
+    rows
+}
+
+/// Rows that the reference computed in bf16 are proven, and judged by this engine's f32 recompute of the same tokens.
+#[test]
+fn an_honest_miner_in_bf16_passes_the_f32_recompute() {
+    let theirs = Golden::load(BF16, "bf16");
+    // The bf16 goldens were fed the ids that f32 chose.
+    let fed = Golden::load(BF16, "f32");
+    for (at, (prompt, answer)) in fed.prompts.iter().enumerate() {
+        let mut machine = Machine::open(&open(BF16), 512);
+        let check = verify(&theirs.rows(at, "step_fin"), &recompute(&mut machine, prompt, answer));
+        println!("bf16 against f32, p{at}: {:?} mismatches of 128", mismatches(&check));
+        assert!(Policy::default().judge(&check).is_pass(), "p{at}: {check:?}");
+    }
+}
+
+/// Chunks, company and keys in another form: all of that is honest.
+#[test]
+fn an_honest_miner_with_other_settings_passes() {
+    let golden = Golden::load(FP8, "f32");
+    let mut miner = Machine::open(&open(FP8), 7);
+    for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
+        miner.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
+    }
+    let answers = miner.run(STEPS);
+    for (at, (prompt, _)) in golden.prompts.iter().enumerate() {
+        let (rows, ids) = &answers[&(at as u64)];
+        let check = verify(rows, &recompute(&mut Machine::open(&open(FP8), 512), prompt, ids));
+        assert_eq!(mismatches(&check), [0, 0], "p{at}");
+    }
+}
+
+/// Weights that are not what the checkpoint says.
+struct Tampered<'a> {
+    weights: Box<dyn WeightSource + 'a>,
+    change: fn(&str, &mut [Vec<f32>]),
+}
+
+impl Tampered<'_> {
+    fn change(&self, name: &str, matrix: &Matrix) -> Matrix {
+        let mut rows = vec![vec![0_f32; matrix.columns()]; matrix.rows()];
+        for (at, row) in rows.iter_mut().enumerate() {
+            matrix.decode_row(at, row);
+        }
+        (self.change)(name, &mut rows);
+        let bytes = SharedBytes::owned(rows.concat().into_iter().flat_map(f32::to_le_bytes).collect());
+        Matrix::new(bytes, Format::F32, matrix.rows(), matrix.columns(), RowOrder::Plain).unwrap()
+    }
+}
+
+impl WeightSource for Tampered<'_> {
+    fn contains(&self, name: &str) -> bool {
+        self.weights.contains(name)
+    }
+
+    fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
+        Ok(self.change(name, &self.weights.matrix(name, output, input)?))
+    }
+
+    fn stack(&self, name: &str, count: usize, output: usize, input: usize) -> Result<Vec<Matrix>, LoadError> {
+        let matrices = self.weights.stack(name, count, output, input)?;
+        Ok(matrices.iter().map(|matrix| self.change(name, matrix)).collect())
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
+        self.weights.vector(name, len)
+    }
+}
+
+/// Four-bit weights: each group of 32 rounded to fifteen steps of its largest.
+fn to_int4(name: &str, rows: &mut [Vec<f32>]) {
+    if name.contains("embed_tokens") || name.contains("lm_head") {
+        return;
+    }
+    for group in rows.iter_mut().flat_map(|row| row.chunks_mut(32)) {
+        let step = group.iter().fold(0_f32, |most, x| most.max(x.abs())) / 7.0;
+        for x in group.iter_mut().filter(|_| step > 0.0) {
+            *x = (*x / step).round() * step;
+        }
+    }
+}
+
+/// The rows of one of the 32 experts, in another order. In the last layer, where no other layer carries the difference on, the
+/// exponents of the largest values hardly change, and the miner passes: see the table.
+fn swap_an_expert(name: &str, rows: &mut [Vec<f32>]) {
+    if name.ends_with("layers.0.mlp.experts.1.down_proj.weight") {
+        rows.reverse();
+    }
+}
+
+#[test]
+fn a_miner_with_other_weights_is_rejected() {
+    let golden = Golden::load(FP8, "f32");
+    let checkpoint = open(FP8);
+    let config = DecoderConfig::read(&checkpoint).unwrap();
+    for (what, change) in
+        [("int4", to_int4 as fn(&str, &mut [Vec<f32>])), ("one expert's rows swapped", swap_an_expert)]
+    {
+        let mut rejected = 0;
+        for (at, (prompt, answer)) in golden.prompts.iter().enumerate() {
+            let weights =
+                weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
+            let model = Decoder::load(&config, &Tampered { weights, change }, &Device::Cpu).unwrap();
+            let mut miner = Machine::of(model, &config, 512, 128, usize::MAX);
+            let theirs = recompute(&mut miner, prompt, answer);
+            let check = verify(&theirs, &recompute(&mut Machine::open(&checkpoint, 512), prompt, answer));
+            println!("{what}, p{at}: {:?} mismatches of 128", mismatches(&check));
+            rejected += usize::from(!Policy::default().judge(&check).is_pass());
+        }
+        assert_eq!(rejected, golden.prompts.len(), "{what}");
+    }
+}

@@ -1,0 +1,94 @@
+//! Weights of a real model's shapes and storage, with random values: speed and memory can be measured where the checkpoint is
+//! not.
+
+use half::bf16;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{LoadError, Progress, ProgressFn, WeightSource};
+use crate::backend::candle::kernels::{Format, Matrix, RowOrder, SQUARE};
+use crate::checkpoint::SharedBytes;
+
+/// Bytes of noise, repeated to fill a tensor: random enough for speed, and made in no time. A prime, so that rows do not repeat.
+const NOISE: usize = 1_048_573;
+
+/// The parts of released names whose tensors stay in bf16 in a block-quantised checkpoint.
+const PLAIN: [&str; 7] =
+    ["embed_tokens", "lm_head", "in_proj_a", "in_proj_b", "conv1d", "mlp.gate.weight", "shared_expert_gate"];
+
+/// Random weights under any name: projections in block-FP8 with their scales, the others in bf16, as released.
+pub(in crate::backend::candle) struct SyntheticWeights<'a> {
+    noise: Vec<u8>,
+    progress: Progress<'a>,
+}
+
+impl<'a> SyntheticWeights<'a> {
+    /// `total` bytes will be asked for.
+    pub(in crate::backend::candle) fn new(total: u64, progress: &'a ProgressFn) -> Self {
+        let mut noise = vec![0; NOISE];
+        // The same weights each time.
+        ChaCha8Rng::seed_from_u64(1).fill(&mut noise[..]);
+        Self { noise, progress: Progress::new(total, progress) }
+    }
+
+    /// Whether a matrix is stored in block-FP8.
+    pub(in crate::backend::candle) fn is_quantised(name: &str, shape: &[usize]) -> bool {
+        shape.len() == 2 && !PLAIN.iter().any(|part| name.contains(part))
+    }
+
+    /// Noise for a tensor, other for another name.
+    fn bytes(&self, name: &str, length: usize, shape: impl Fn(u8) -> u8) -> Vec<u8> {
+        let start = name.bytes().fold(0_usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % NOISE;
+        let noise: Vec<u8> = self.noise[start..].iter().chain(&self.noise[..start]).map(|byte| shape(*byte)).collect();
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            bytes.extend_from_slice(&noise[..NOISE.min(length - bytes.len())]);
+        }
+        bytes
+    }
+
+    /// Values about as large as a trained model's: below 1 over the root of a row's length.
+    fn plain(&self, name: &str, rows: usize, columns: usize) -> Option<Matrix> {
+        let largest = 1.0 / (columns as f32).sqrt();
+        let values: Vec<bf16> =
+            (0..=u8::MAX).map(|byte| bf16::from_f32((f32::from(byte) / 128.0 - 1.0) * largest)).collect();
+        let bytes = self.bytes(name, rows * columns, |byte| byte);
+        let stored = bytes.into_iter().flat_map(|byte| values[usize::from(byte)].to_le_bytes()).collect();
+        Matrix::new(SharedBytes::owned(stored), Format::Bf16, rows, columns, RowOrder::Plain)
+    }
+
+    fn quantised(&self, name: &str, rows: usize, columns: usize) -> Option<Matrix> {
+        // Any sign, exponents up to that of 1: no byte is out of range or no number.
+        let bytes = self.bytes(name, rows * columns, |byte| byte & 0xbf);
+        let scale = bf16::from_f32(1.0 / (columns as f32).sqrt()).to_f32();
+        let scales = vec![scale; rows.div_ceil(SQUARE) * columns.div_ceil(SQUARE)];
+        Matrix::with_scales(SharedBytes::owned(bytes), rows, columns, &scales)
+    }
+}
+
+impl WeightSource for SyntheticWeights<'_> {
+    fn contains(&self, _: &str) -> bool {
+        // Names of fused tensors are asked for first; there are none here.
+        false
+    }
+
+    fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
+        let quantised = Self::is_quantised(name, &[output, input]);
+        let matrix = if quantised { self.quantised(name, output, input) } else { self.plain(name, output, input) };
+        let width = if quantised { 1 } else { 2 };
+        self.progress.add((output * input * width) as u64);
+        matrix.ok_or_else(|| LoadError::Config(format!("{name}: {output} rows of {input} values")))
+    }
+
+    fn stack(&self, name: &str, count: usize, output: usize, input: usize) -> Result<Vec<Matrix>, LoadError> {
+        let part = |at| {
+            self.plain(&format!("{name}.{at}"), output, input)
+                .ok_or_else(|| LoadError::Config(format!("{name}: {output} rows of {input} values")))
+        };
+        (0..count).map(part).collect()
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
+        Self::matrix(self, name, 1, len)
+    }
+}
