@@ -16,7 +16,8 @@ pub struct SharedBytes {
 #[derive(Clone)]
 enum Store {
     Mapped(Arc<Mmap>),
-    Owned(Arc<[u8]>),
+    /// The vector itself: a slice would be a copy of it, and there are gigabytes of these.
+    Owned(Arc<Vec<u8>>),
 }
 
 impl SharedBytes {
@@ -38,7 +39,7 @@ impl SharedBytes {
     /// A buffer.
     #[must_use]
     pub fn owned(bytes: Vec<u8>) -> Self {
-        Self { range: 0..bytes.len(), store: Store::Owned(bytes.into()) }
+        Self { range: 0..bytes.len(), store: Store::Owned(Arc::new(bytes)) }
     }
 }
 

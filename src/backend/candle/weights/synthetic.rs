@@ -36,13 +36,14 @@ impl<'a> SyntheticWeights<'a> {
         shape.len() == 2 && !PLAIN.iter().any(|part| name.contains(part))
     }
 
-    /// Noise for a tensor, other for another name.
-    fn bytes(&self, name: &str, length: usize, shape: impl Fn(u8) -> u8) -> Vec<u8> {
+    /// Bytes for a tensor of `length` values, each made of a byte of noise; other noise for another name.
+    fn bytes<const N: usize>(&self, name: &str, length: usize, value: impl Fn(u8) -> [u8; N]) -> Vec<u8> {
         let start = name.bytes().fold(0_usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % NOISE;
-        let noise: Vec<u8> = self.noise[start..].iter().chain(&self.noise[..start]).map(|byte| shape(*byte)).collect();
-        let mut bytes = Vec::with_capacity(length);
-        while bytes.len() < length {
-            bytes.extend_from_slice(&noise[..NOISE.min(length - bytes.len())]);
+        let noise = self.noise[start..].iter().chain(&self.noise[..start]);
+        let pattern: Vec<u8> = noise.flat_map(|byte| value(*byte)).collect();
+        let mut bytes = Vec::with_capacity(length * N);
+        while bytes.len() < length * N {
+            bytes.extend_from_slice(&pattern[..pattern.len().min(length * N - bytes.len())]);
         }
         bytes
     }
@@ -50,16 +51,14 @@ impl<'a> SyntheticWeights<'a> {
     /// Values about as large as a trained model's: below 1 over the root of a row's length.
     fn plain(&self, name: &str, rows: usize, columns: usize) -> Option<Matrix> {
         let largest = 1.0 / (columns as f32).sqrt();
-        let values: Vec<bf16> =
-            (0..=u8::MAX).map(|byte| bf16::from_f32((f32::from(byte) / 128.0 - 1.0) * largest)).collect();
-        let bytes = self.bytes(name, rows * columns, |byte| byte);
-        let stored = bytes.into_iter().flat_map(|byte| values[usize::from(byte)].to_le_bytes()).collect();
-        Matrix::new(SharedBytes::owned(stored), Format::Bf16, rows, columns, RowOrder::Plain)
+        let value = |byte| bf16::from_f32((f32::from(byte) / 128.0 - 1.0) * largest).to_le_bytes();
+        let bytes = self.bytes(name, rows * columns, value);
+        Matrix::new(SharedBytes::owned(bytes), Format::Bf16, rows, columns, RowOrder::Plain)
     }
 
     fn quantised(&self, name: &str, rows: usize, columns: usize) -> Option<Matrix> {
         // Any sign, exponents up to that of 1: no byte is out of range or no number.
-        let bytes = self.bytes(name, rows * columns, |byte| byte & 0xbf);
+        let bytes = self.bytes(name, rows * columns, |byte| [byte & 0xbf]);
         let scale = bf16::from_f32(1.0 / (columns as f32).sqrt()).to_f32();
         let scales = vec![scale; rows.div_ceil(SQUARE) * columns.div_ceil(SQUARE)];
         Matrix::with_scales(SharedBytes::owned(bytes), rows, columns, &scales)
@@ -90,5 +89,32 @@ impl WeightSource for SyntheticWeights<'_> {
 
     fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
         Self::matrix(self, name, 1, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_stored_as_released_and_are_numbers() {
+        let weights = SyntheticWeights::new(0, &|_, _| {});
+        let row = |name: &str, output, input| {
+            let matrix = WeightSource::matrix(&weights, name, output, input).unwrap();
+            let mut row = vec![f32::NAN; input];
+            matrix.decode_row(output - 1, &mut row);
+            (matrix.is_eight_bit(), row)
+        };
+        let (eight_bit, expert) = row("model.language_model.layers.0.mlp.experts.3.up_proj.weight", 130, 256);
+        assert!(eight_bit);
+        let (plain_eight_bit, router) = row("model.language_model.layers.0.mlp.gate.weight", 130, 256);
+        assert!(!plain_eight_bit);
+        for row in [&expert, &router] {
+            let size = (row.iter().map(|x| x * x).sum::<f32>()).sqrt();
+            assert!((0.1..2.0).contains(&size), "a row of length {size}");
+        }
+        let (_, other) = row("model.language_model.layers.0.mlp.experts.4.up_proj.weight", 130, 256);
+        assert_ne!(expert, other);
+        assert_eq!(weights.vector("norm", 7).unwrap().columns(), 7);
     }
 }

@@ -79,7 +79,9 @@ fn a_tiny_cache_forces_recompute_of_states_too_and_changes_nothing() {
     let golden = Golden::load(FP8, "f32");
     for prefix_blocks in [usize::MAX, 0] {
         // Room for the longest request alone (71 + 48 tokens) and a little more.
-        let mut machine = Machine::with(&open(FP8), 16, (71 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1, prefix_blocks);
+        let blocks = (71 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
+        let settings = Settings { prefill_chunk: 16, blocks, prefix_blocks, ..Settings::default() };
+        let mut machine = Machine::with(&open(FP8), settings);
         for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
             machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
         }

@@ -57,24 +57,47 @@ struct Machine {
     scheduler: Scheduler,
 }
 
+/// How a machine is set up, where it matters to a test.
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    prefill_chunk: usize,
+    blocks: u32,
+    prefix_blocks: usize,
+    kv_dtype: DType,
+    activations: Fp8Activations,
+}
+
+impl Default for Settings {
+    /// Whole prompts, and room for the longest golden one.
+    fn default() -> Self {
+        Self {
+            prefill_chunk: 512,
+            blocks: 128,
+            prefix_blocks: usize::MAX,
+            kv_dtype: DType::F32,
+            activations: Fp8Activations::default(),
+        }
+    }
+}
+
 impl Machine {
     fn open(checkpoint: &Checkpoint, prefill_chunk: usize) -> Self {
-        // Room for the longest golden prompt.
-        Self::with(checkpoint, prefill_chunk, 128, usize::MAX)
+        Self::with(checkpoint, Settings { prefill_chunk, ..Settings::default() })
     }
 
-    fn with(checkpoint: &Checkpoint, prefill_chunk: usize, blocks: u32, prefix_blocks: usize) -> Self {
+    fn with(checkpoint: &Checkpoint, settings: Settings) -> Self {
         let config = DecoderConfig::read(checkpoint).unwrap();
-        let weights = weights::open(checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
+        let weights = weights::open(checkpoint, config.gguf_heads(), settings.activations, &|_, _| {}).unwrap();
         let model = Decoder::load(&config, weights.as_ref(), &Device::Cpu).unwrap();
-        Self::of(model, &config, prefill_chunk, blocks, prefix_blocks)
+        Self::of(model, &config, settings)
     }
 
-    fn of(model: Decoder, config: &DecoderConfig, prefill_chunk: usize, blocks: u32, prefix_blocks: usize) -> Self {
+    fn of(model: Decoder, config: &DecoderConfig, settings: Settings) -> Self {
+        let Settings { prefill_chunk, blocks, prefix_blocks, kv_dtype, .. } = settings;
         let max_running = EngineOptions::default().max_running;
         let snapshots = (config.linear_layers() > 0).then_some(8);
         let scheduler = SchedulerConfig { max_running, prefill_chunk, blocks, prefix_blocks, snapshots };
-        let size = MemorySize { blocks: blocks as usize, kv_dtype: DType::F32, states: scheduler.state_slots() };
+        let size = MemorySize { blocks: blocks as usize, kv_dtype, states: scheduler.state_slots() };
         Self {
             runner: ModelRunner::new(model, config, size, &Device::Cpu).unwrap(),
             scheduler: Scheduler::new(scheduler),
@@ -169,7 +192,7 @@ fn a_tiny_cache_forces_recompute_and_changes_nothing() {
     let golden = Golden::load("tiny-qwen3", "f32");
     // Room for the longest request alone (40 + 48 tokens) and a little more.
     let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
-    let mut machine = Machine::with(&checkpoint, 16, blocks, usize::MAX);
+    let mut machine = Machine::with(&checkpoint, Settings { prefill_chunk: 16, blocks, ..Settings::default() });
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
         machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
     }
