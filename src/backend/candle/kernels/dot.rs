@@ -65,7 +65,7 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
     #[inline(always)]
     fn body<D: Decode, L: Lanes>(mut self) {
         if self.rows <= TILE {
-            return self.tile::<D, L>(self.weights.rows, 0, self.rows);
+            return self.tile::<D, L, true>(self.weights.rows, 0, self.rows);
         }
         // With more rows the group is decoded once, into the fastest cache, and read from there for each tile.
         let mut scratch = std::mem::take(self.scratch);
@@ -81,30 +81,39 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
         let mut first = 0;
         while first < self.rows {
             let count = TILE.min(self.rows - first);
-            self.tile::<F32, L>(rows, first, count);
+            self.tile::<F32, L, false>(rows, first, count);
             first += count;
         }
         *self.scratch = scratch;
     }
 
-    /// The products with rows `first..first + count`.
+    /// The products with rows `first..first + count`. Where `AHEAD`, the weights that come next are asked for.
     #[inline(always)]
-    fn tile<D: Decode, L: Lanes>(&mut self, weights: [StoredRow<'_>; GROUP], first: usize, count: usize) {
+    fn tile<D: Decode, L: Lanes, const AHEAD: bool>(
+        &mut self,
+        weights: [StoredRow<'_>; GROUP],
+        first: usize,
+        count: usize,
+    ) {
         match count {
-            1 => self.tile_of::<D, L, 1>(weights, first),
-            2 => self.tile_of::<D, L, 2>(weights, first),
-            3 => self.tile_of::<D, L, 3>(weights, first),
-            _ => self.tile_of::<D, L, TILE>(weights, first),
+            1 => self.tile_of::<D, L, 1, AHEAD>(weights, first),
+            2 => self.tile_of::<D, L, 2, AHEAD>(weights, first),
+            3 => self.tile_of::<D, L, 3, AHEAD>(weights, first),
+            _ => self.tile_of::<D, L, TILE, AHEAD>(weights, first),
         }
     }
 
     #[inline(always)]
-    fn tile_of<D: Decode, L: Lanes, const M: usize>(&mut self, weights: [StoredRow<'_>; GROUP], first: usize) {
+    fn tile_of<D: Decode, L: Lanes, const M: usize, const AHEAD: bool>(
+        &mut self,
+        weights: [StoredRow<'_>; GROUP],
+        first: usize,
+    ) {
         let mut x: [&[f32]; M] = [&[]; M];
         for (at, x) in x.iter_mut().enumerate() {
             *x = &self.x[(first + at) * self.columns..(first + at + 1) * self.columns];
         }
-        let sums = dot_tile::<D, L, M>(weights, x, self.columns);
+        let sums = dot_tile::<D, L, M, AHEAD>(weights, x, self.columns);
         for (output, sums) in sums.iter().take(self.weights.count).enumerate() {
             for (row, sum) in sums.iter().enumerate() {
                 (self.store)(output, first + row, *sum);
@@ -119,7 +128,7 @@ impl<S: FnMut(usize, usize, f32)> Task<'_, S> {
 /// added in halves, and a row's end that fills no block is added last. That order is the whole contract: it has no `M` and
 /// no format in it.
 #[inline(always)]
-fn dot_tile<D: Decode, L: Lanes, const M: usize>(
+fn dot_tile<D: Decode, L: Lanes, const M: usize, const AHEAD: bool>(
     weights: [StoredRow<'_>; GROUP],
     x: [&[f32]; M],
     columns: usize,
@@ -127,8 +136,10 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
     let blocks = columns / BLOCK;
     // Cut to one length each, so that the loop below has nothing to check.
     let mut stored: [&[D::Block]; GROUP] = [&[]; GROUP];
+    let mut ahead: [&[D::Block]; GROUP] = [&[]; GROUP];
     for row in 0..GROUP {
         stored[row] = &D::blocks(weights[row].bytes).0[..blocks];
+        ahead[row] = blocks_ahead::<D>(weights[row], stored[row]);
     }
     let mut halves: [&[[f32; LANES]]; M] = [&[]; M];
     for m in 0..M {
@@ -138,6 +149,9 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
     for block in 0..blocks {
         let mut decoded = [[L::zero(); 2]; GROUP];
         for row in 0..GROUP {
+            if AHEAD {
+                L::prefetch(&ahead[row][block]);
+            }
             decoded[row] = D::decode(&stored[row][block], D::scale(weights[row].scales, block));
         }
         for m in 0..M {
@@ -167,13 +181,27 @@ fn dot_tile<D: Decode, L: Lanes, const M: usize>(
     out
 }
 
+/// The blocks that are read after those of a row; its own where nothing is, so that there are always as many.
+///
+/// They are asked for while the row is computed. A processor foresees by itself how memory is read, but no further than to
+/// the end of a page, and a row is hardly longer than one: products of one activation row took up to twice as long.
+#[inline(always)]
+fn blocks_ahead<'a, D: Decode>(row: StoredRow<'a>, own: &'a [D::Block]) -> &'a [D::Block] {
+    match D::blocks(row.ahead).0.get(..own.len()) {
+        Some(ahead) => ahead,
+        None => own,
+    }
+}
+
 /// A stored row as little-endian f32.
 #[inline(always)]
 fn widen<D: Decode, L: Lanes>(row: StoredRow<'_>, out: &mut [u8]) {
     let (blocks, end) = D::blocks(row.bytes);
     let (wide, wide_end) = out.split_at_mut((4 * BLOCK * blocks.len()).min(out.len()));
     let wide = wide.as_chunks_mut::<{ 4 * LANES }>().0.as_chunks_mut::<2>().0;
-    for (at, (block, out)) in blocks.iter().zip(wide).enumerate() {
+    let ahead = blocks_ahead::<D>(row, blocks);
+    for (at, ((block, ahead), out)) in blocks.iter().zip(ahead).zip(wide).enumerate() {
+        L::prefetch(ahead);
         let [low, high] = D::decode::<L>(block, D::scale(row.scales, at));
         low.to_f32(&mut out[0]);
         high.to_f32(&mut out[1]);

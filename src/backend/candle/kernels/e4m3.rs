@@ -56,13 +56,20 @@ mod tests {
     use crate::backend::candle::kernels::lanes::{LANES, Lanes};
     use crate::backend::candle::kernels::simd::{self, Kernel};
 
-    struct Decode<'a>(&'a [[u8; LANES]], &'a mut [[f32; LANES]]);
+    /// Decodes one by one into the first, in pairs into the second.
+    struct Decode<'a>(&'a [[u8; LANES]], [&'a mut [[f32; LANES]]; 2]);
 
     impl Kernel for Decode<'_> {
         #[inline(always)]
         fn run<L: Lanes>(self) {
-            for (bytes, out) in self.0.iter().zip(self.1) {
+            let [single, paired] = self.1;
+            for (bytes, out) in self.0.iter().zip(single) {
                 L::e4m3_256ths(bytes).store(out);
+            }
+            for (bytes, out) in self.0.as_chunks().0.iter().zip(paired.as_chunks_mut::<2>().0) {
+                let [low, high] = L::finite_e4m3_256ths(bytes);
+                low.store(&mut out[0]);
+                high.store(&mut out[1]);
             }
         }
     }
@@ -71,14 +78,17 @@ mod tests {
     fn every_level_decodes_every_number() {
         let bytes: Vec<u8> = (0..=255).collect();
         for level in simd::levels() {
-            let mut out = [[0.0; LANES]; 256 / LANES];
-            simd::run_at(level, Decode(bytes.as_chunks().0, &mut out));
-            for (&byte, got) in bytes.iter().zip(out.as_flattened()) {
-                let want = F8E4M3::from_bits(byte).to_f32() / 256.0;
-                // Bits, so that the two zeros differ; NaN has many.
-                let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
-                assert!(same, "{level:?}: {byte:#04x} is {got}, not {want}");
-                assert_eq!(got.is_nan(), byte & 0x7f == 0x7f);
+            let mut single = [[0.0; LANES]; 256 / LANES];
+            let mut paired = single;
+            simd::run_at(level, Decode(bytes.as_chunks().0, [&mut single, &mut paired]));
+            for (&byte, (single, paired)) in bytes.iter().zip(single.as_flattened().iter().zip(paired.as_flattened())) {
+                if byte & 0x7f == 0x7f {
+                    assert!(single.is_nan(), "{level:?}: {byte:#04x} is {single}");
+                } else {
+                    // Bits, so that the two zeros differ.
+                    let want = (F8E4M3::from_bits(byte).to_f32() / 256.0).to_bits();
+                    assert_eq!((single.to_bits(), paired.to_bits()), (want, want), "{level:?}: {byte:#04x}");
+                }
             }
         }
         assert_eq!((value(0x01), value(0x7e), value(0x80).to_bits()), (2_f32.powi(-9), MAX, (-0_f32).to_bits()));

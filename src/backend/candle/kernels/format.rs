@@ -18,6 +18,8 @@ pub(super) struct StoredRow<'a> {
     /// Where the format has scales beside its bytes: one for each [`SQUARE`] columns, times 256 (see
     /// [`Lanes::e4m3_256ths`]).
     pub(super) scales: &'a [f32],
+    /// The bytes of the row that is read after this one, to be asked for while this one is computed; none where it is the last.
+    pub(super) ahead: &'a [u8],
 }
 
 /// The storage of a weight matrix. Rows are stored one after the other, each a run of blocks.
@@ -26,7 +28,8 @@ pub(in crate::backend::candle) enum Format {
     F32,
     F16,
     Bf16,
-    /// Bytes of eight-bit floating point, and beside them a scale for each square of [`SQUARE`] rows and columns.
+    /// Bytes of eight-bit floating point, none of them NaN, and beside them a scale for each square of [`SQUARE`] rows and
+    /// columns.
     Fp8E4m3,
     /// ggml's: a scale and 32 four-bit numbers around 8.
     Q4_0,
@@ -158,10 +161,11 @@ impl Decode for Fp8E4m3 {
     }
 
     #[inline(always)]
-    fn decode<L: Lanes>([low, high]: &Self::Block, scale: f32) -> [L; 2] {
+    fn decode<L: Lanes>(block: &Self::Block, scale: f32) -> [L; 2] {
         // Four bits of significand times the eight of a bf16 scale: exact.
         let scale = L::splat(scale);
-        [L::e4m3_256ths(low).multiply(scale), L::e4m3_256ths(high).multiply(scale)]
+        let [low, high] = L::finite_e4m3_256ths(block);
+        [low.multiply(scale), high.multiply(scale)]
     }
 
     fn weight(bytes: &[u8], scale: f32) -> f32 {

@@ -130,7 +130,7 @@ pub(super) fn group(matrices: &[Matrix], first: usize, count: usize) -> Group<'_
         if first < skipped + matrix.rows() {
             let within = first - skipped;
             let count = count.min(matrix.rows() - within);
-            let row = |at: usize| matrix.row(within + at.min(count - 1));
+            let row = |at: usize| matrix.row(within + at.min(count - 1), within + at + GROUP);
             return Group { rows: [row(0), row(1), row(2), row(3)], count, format: matrix.format() };
         }
         skipped += matrix.rows();
@@ -277,7 +277,7 @@ mod tests {
         for format in ALL {
             let (matrix, _) = weights(format, 4, 96);
             let x: Vec<f32> = rows(&normal(10, 6, 96)).concat();
-            let group = Group { rows: std::array::from_fn(|row| matrix.row(row)), count: 4, format };
+            let group = Group { rows: std::array::from_fn(|row| matrix.row(row, row)), count: 4, format };
             let run = |level, count| {
                 let mut sums = Vec::new();
                 let x = &x[..count * 96];

@@ -56,7 +56,7 @@ impl Matrix {
         Self::of(bytes, format, (rows, columns), order, scales)
     }
 
-    /// Weights in eight-bit floating point, each to be multiplied by the scale of its square: `[ceil(rows / SQUARE),
+    /// Weights in eight-bit floating point, none of them NaN (see [`e4m3::first_nan`]), each to be multiplied by the scale of its square: `[ceil(rows / SQUARE),
     /// ceil(columns / SQUARE)]`. `None` if the sizes do not fit, or a scale is none (see [`Matrix::is_scale`]).
     pub(in crate::backend::candle) fn with_scales(
         bytes: SharedBytes,
@@ -124,17 +124,9 @@ impl Matrix {
         self.columns
     }
 
-    /// What is stored of output `row`.
-    pub(super) fn row(&self, row: usize) -> StoredRow<'_> {
-        let stored = match self.order {
-            RowOrder::Plain => row,
-            RowOrder::Interleaved { head_dim } => {
-                let (head, within) = (row / head_dim, row % head_dim);
-                head * head_dim + 2 * (within % (head_dim / 2)) + within / (head_dim / 2)
-            }
-            RowOrder::Alternating { run, part } => (2 * (row / run) + part) * run + row % run,
-        };
-        let bytes = &self.bytes[stored * self.row_bytes..(stored + 1) * self.row_bytes];
+    /// What is stored of output `row`; output `ahead` is read after it.
+    pub(super) fn row(&self, row: usize, ahead: usize) -> StoredRow<'_> {
+        let stored = self.place(row);
         let scales = match self.format {
             Format::Fp8E4m3 => {
                 let (square, count) = (stored / SQUARE, self.columns.div_ceil(SQUARE));
@@ -142,12 +134,26 @@ impl Matrix {
             }
             _ => &[],
         };
-        StoredRow { bytes, scales }
+        let bytes = |stored: usize| &self.bytes[stored * self.row_bytes..(stored + 1) * self.row_bytes];
+        let ahead = if ahead < self.rows { bytes(self.place(ahead)) } else { &[] };
+        StoredRow { bytes: bytes(stored), scales, ahead }
+    }
+
+    /// Which stored row output `row` is.
+    fn place(&self, row: usize) -> usize {
+        match self.order {
+            RowOrder::Plain => row,
+            RowOrder::Interleaved { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                head * head_dim + 2 * (within % (head_dim / 2)) + within / (head_dim / 2)
+            }
+            RowOrder::Alternating { run, part } => (2 * (row / run) + part) * run + row % run,
+        }
     }
 
     /// One row's weights as f32, into `out` (`[columns]`).
     pub(in crate::backend::candle) fn decode_row(&self, row: usize, out: &mut [f32]) {
-        let row = self.row(row);
+        let row = self.row(row, self.rows);
         match self.format {
             Format::F32 => decode::<F32>(row, out),
             Format::F16 => decode::<F16>(row, out),

@@ -51,6 +51,16 @@ pub(in crate::backend::candle) trait Lanes: Copy {
     /// Each e4m3 number divided by 256, exactly: with their signs apart, the bits of an e4m3 number are those of a half that
     /// is so much smaller. Whoever multiplies by a scale multiplies by 256 in it. NaN stays NaN.
     fn e4m3_256ths(bytes: &[u8; LANES]) -> Self;
+    /// The same of twice as many that are all numbers: there is no NaN to look for.
+    #[inline(always)]
+    fn finite_e4m3_256ths([low, high]: &[[u8; LANES]; 2]) -> [Self; 2] {
+        [Self::e4m3_256ths(low), Self::e4m3_256ths(high)]
+    }
+    /// Asks for what will be read soon.
+    #[inline(always)]
+    fn prefetch<T>(place: &T) {
+        let _ = place;
+    }
     /// The sum of all lanes, added in halves: lane `l` and `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self) -> f32;
 }

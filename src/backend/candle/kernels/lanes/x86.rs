@@ -127,6 +127,22 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn finite_e4m3_256ths(bytes: &[[u8; LANES]; 2]) -> [Self; 2] {
+        unsafe {
+            // As `halves_of_finite_e4m3`, in one register.
+            let signed = _mm512_cvtepi8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast()));
+            let halves = _mm512_andnot_si512(_mm512_set1_epi16(1 << 14), _mm512_slli_epi16::<7>(signed));
+            let (low, high) = (_mm512_castsi512_si256(halves), _mm512_extracti64x4_epi64::<1>(halves));
+            [Self(_mm512_cvtph_ps(low)), Self(_mm512_cvtph_ps(high))]
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(place: &T) {
+        prefetch(place);
+    }
+
+    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe {
             let high = _mm512_extractf32x8_ps::<1>(self.0);
@@ -257,11 +273,17 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn e4m3_256ths(bytes: &[u8; LANES]) -> Self {
-        unsafe {
-            let halves = halves_of_e4m3(bytes);
-            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
-            Self(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
-        }
+        unsafe { wide_halves(halves_of_e4m3(bytes)) }
+    }
+
+    #[inline(always)]
+    fn finite_e4m3_256ths([low, high]: &[[u8; LANES]; 2]) -> [Self; 2] {
+        unsafe { [wide_halves(halves_of_finite_e4m3(low)), wide_halves(halves_of_finite_e4m3(high))] }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(place: &T) {
+        prefetch(place);
     }
 
     #[inline(always)]
@@ -270,17 +292,44 @@ impl Lanes for Avx2 {
     }
 }
 
+#[inline(always)]
+fn prefetch<T>(place: &T) {
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+    let first: *const i8 = std::ptr::from_ref(place).cast();
+    for line in 0..size_of::<T>().div_ceil(LINE) {
+        // The instruction reads nothing and never fails.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line * LINE)) }
+    }
+}
+
 /// The halves whose values are 256ths of e4m3 numbers.
 #[inline(always)]
 unsafe fn halves_of_e4m3(bytes: &[u8; LANES]) -> __m256i {
     unsafe {
-        // Widened with its sign, a byte has that also above bit 7: after the shift at the place of a half's sign, and
-        // once more below it, where it is cleared.
-        let signed = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes.as_ptr().cast()));
-        let halves = _mm256_andnot_si256(_mm256_set1_epi16(1 << 14), _mm256_slli_epi16::<7>(signed));
+        let halves = halves_of_finite_e4m3(bytes);
         // NaN alone has all seven bits, so that one more carries into bit 14: there it makes a half's NaN.
         let carried = _mm256_add_epi16(halves, _mm256_set1_epi16(1 << 7));
         _mm256_or_si256(halves, _mm256_and_si256(carried, _mm256_set1_epi16(1 << 14)))
+    }
+}
+
+#[inline(always)]
+unsafe fn halves_of_finite_e4m3(bytes: &[u8; LANES]) -> __m256i {
+    unsafe {
+        // Widened with its sign, a byte has that also above bit 7: after the shift at the place of a half's sign, and once
+        // more below it, where it is cleared.
+        let signed = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes.as_ptr().cast()));
+        _mm256_andnot_si256(_mm256_set1_epi16(1 << 14), _mm256_slli_epi16::<7>(signed))
+    }
+}
+
+/// Halves to f32.
+#[inline(always)]
+unsafe fn wide_halves(halves: __m256i) -> Avx2 {
+    unsafe {
+        let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+        Avx2(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
     }
 }
 
