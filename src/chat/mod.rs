@@ -6,7 +6,10 @@
 
 mod answer;
 mod detokenizer;
+#[cfg(test)]
+mod parity;
 mod parser;
+mod python;
 mod request;
 mod stop;
 mod template;

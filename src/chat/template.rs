@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, Error, ErrorKind, context};
-use serde::Serialize;
-use serde_json::ser::Formatter;
+use minijinja::value::Value;
+use minijinja::{Environment, Error, context};
 
+use super::python;
 use super::request::{ChatRequest, RequestError};
 use crate::checkpoint::TemplateSource;
 
@@ -44,13 +43,7 @@ impl ChatTemplate {
     /// When it is no valid Jinja.
     pub fn new(source: &TemplateSource) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
-        // Hugging Face renders chat templates with these two on.
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        // Templates call methods of Python's strings and dicts.
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_filter("tojson", to_json);
+        python::install(&mut environment);
         environment.add_template_owned(NAME, source.template.clone()).map_err(TemplateError::Syntax)?;
         Ok(Self { environment, bos_token: source.bos_token.clone(), eos_token: source.eos_token.clone() })
     }
@@ -60,12 +53,14 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses the messages, or uses them in a way that their types do not allow.
     pub fn render(&self, request: &ChatRequest) -> Result<String, RequestError> {
+        // A token that the tokenizer lacks is not defined, rather than none.
+        let token = |text: &Option<String>| text.as_ref().map_or(Value::UNDEFINED, Value::from);
         let fixed = context! {
             messages => request.messages,
             tools => request.tools,
             add_generation_prompt => true,
-            bos_token => self.bos_token,
-            eos_token => self.eos_token,
+            bos_token => token(&self.bos_token),
+            eos_token => token(&self.eos_token),
         };
         // Python passes the switches as keyword arguments beside these; a clash is an error there. Here the fixed names
         // win, so that no switch replaces the messages.
@@ -80,48 +75,6 @@ fn reason(error: &Error) -> String {
     match error.detail() {
         Some(detail) => detail.to_owned(),
         None => error.to_string(),
-    }
-}
-
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`: Python's spacing, keys in their order, nothing escaped for HTML.
-fn to_json(value: Value, kwargs: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    // Python's other arguments change nothing that a template of ours has shown; an unknown one is no reason to fail.
-    let _ = kwargs.assert_all_used();
-    let failed = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
-    let mut out = Vec::new();
-    match indent {
-        None => {
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonSpacing)).map_err(failed)?
-        }
-        Some(width) => {
-            // More than any template asks for, and a bound on what a switch could make of it.
-            let spaces = " ".repeat(width.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-        }
-    }
-    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
-}
-
-/// `", "` between elements and `": "` after keys.
-struct PythonSpacing;
-
-impl Formatter for PythonSpacing {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(b": ")
     }
 }
 
@@ -158,6 +111,14 @@ mod tests {
             r#"{"name": "é<b>", "z": 1, "a": [1, 2.5, null, true]}"#
         );
         assert_eq!(render("{{ [1] | tojson(indent=2) }}", request).unwrap(), "[\n  1\n]");
+    }
+
+    #[test]
+    fn a_token_that_the_tokenizer_lacks_is_not_defined() {
+        assert_eq!(
+            render("{{ bos_token is defined }} {{ eos_token is defined }}{{ eos_token }}", one("x")).unwrap(),
+            "True False"
+        );
     }
 
     #[test]

@@ -6,6 +6,9 @@ mod spelling;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 
+use serde::Deserialize;
+use tokenizers::Model;
+
 use self::spelling::Spelling;
 use super::request::RequestError;
 use crate::checkpoint::Checkpoint;
@@ -38,11 +41,49 @@ pub enum TokenizerError {
     },
 }
 
+/// The added tokens of a `tokenizer.json`, as it declares them.
+#[derive(Deserialize)]
+struct AddedTokens {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+}
+
+impl AddedTokens {
+    /// Checks that each token has the id that the file declares, and has it to itself.
+    ///
+    /// The library does not go by the declared ids: it gives the next free one to a token that the vocabulary lacks. A
+    /// file that leaves a hole before its added tokens would be read without a word, and all its prompts be of wrong ids.
+    fn check(&self, inner: &tokenizers::Tokenizer) -> Result<(), String> {
+        for AddedToken { id, content } in &self.added_tokens {
+            let got = inner.token_to_id(content);
+            if got != Some(*id) {
+                let got = got.map_or("none".to_owned(), |got| got.to_string());
+                return Err(format!(
+                    "it declares the id {id} for {content:?}, which becomes {got} after the tokens before it; {REPAIR}"
+                ));
+            }
+            if let Some(other) = inner.get_model().id_to_token(*id).filter(|other| other != content) {
+                return Err(format!("the id {id} is both {content:?}'s and {other:?}'s; {REPAIR}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+const REPAIR: &str = "take tokenizer.json from the model's own release";
+
 impl Tokenizer {
     /// Reads `tokenizer.json`, or the vocabulary in a GGUF file's metadata.
     ///
     /// # Errors
-    /// When it is missing, does not parse or is of a kind that is not known here.
+    /// When it is missing, does not parse, is of a kind that is not known here, or gives its added tokens other ids than it
+    /// declares.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, TokenizerError> {
         let (path, json) = match checkpoint {
             Checkpoint::Folder(folder) => {
@@ -61,10 +102,12 @@ impl Tokenizer {
             }
         };
         let invalid = |reason: String| TokenizerError::Invalid { path: path.clone(), reason };
+        let added: AddedTokens = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
         // The library asserts some relations that a damaged file can break; at start that must be an error like others.
         let inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
             .map_err(|_| invalid("it contradicts itself".into()))?;
         let mut inner = inner.map_err(|e| invalid(e.to_string()))?;
+        added.check(&inner).map_err(invalid)?;
         // Some files carry the settings of their training: a prompt must be neither cut nor padded.
         inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
         inner.with_padding(None);
@@ -147,5 +190,33 @@ pub(in crate::chat) mod tests {
         assert_eq!(ids[0], tokenizer.id("<|im_start|>").unwrap());
         assert_eq!(tokenizer.decode(&ids), "hé<think>ok</think>");
         assert_eq!(tokenizer.decode(&[u32::MAX]), "");
+    }
+
+    #[test]
+    fn added_tokens_that_would_get_other_ids_are_refused() {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny-llama/tokenizer.json");
+        let good: serde_json::Value = serde_json::from_slice(&std::fs::read(source).unwrap()).unwrap();
+        let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut json = good.clone();
+            change(&mut json);
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+            std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+            Tokenizer::open(&Checkpoint::open(dir.path()).unwrap()).unwrap_err().to_string()
+        };
+        let lacking = |json: &mut serde_json::Value, token: &str| {
+            json["model"]["vocab"].as_object_mut().unwrap().remove(token);
+        };
+        let message = refusal(&|json| lacking(json, "<think>"));
+        assert!(message.contains(r#"declares the id 257 for "<think>", which becomes 383"#), "{message}");
+        let message = refusal(&|json| json["added_tokens"][0]["id"] = 300.into());
+        assert!(message.contains(r#"declares the id 300 for "<|im_start|>", which becomes 256"#), "{message}");
+        // The vocabulary is one short, so the next free id is the last token's own.
+        let message = refusal(&|json| {
+            lacking(json, "<think>");
+            json["added_tokens"] = serde_json::json!([good["added_tokens"][1]]);
+            json["added_tokens"][0]["id"] = 383.into();
+        });
+        assert!(message.contains(r#"the id 383 is both "<think>"'s and "<|endoftext|>"'s"#), "{message}");
     }
 }
