@@ -101,13 +101,15 @@ impl Worker {
     /// When the address is unusable, the gateway refuses every leg before it admitted any, or the backend dies.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), SessionError> {
         let count = self.shared.config.legs.clamp(1, MAX_LEGS);
+        // Before any leg is started: what is sent before the subscription counts as seen, and a leg says only once that it was
+        // refused.
+        let mut refusals = self.shared.refusals.subscribe();
         let mut legs = JoinSet::new();
         for index in 0..count {
             let leg = Leg::new(Arc::clone(&self.shared), index, count, self.shutdown.subscribe())?;
             legs.spawn(leg.run());
         }
         let mut health = tokio::time::interval(HEALTH_CHECK);
-        let mut refusals = self.shared.refusals.subscribe();
         tokio::pin!(shutdown);
         let outcome = loop {
             tokio::select! {
