@@ -307,6 +307,9 @@ pub struct PlanArgs {
     /// How it would run.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Ranks that share the model (tensor parallelism).
+    #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
+    pub tp_size: usize,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -4,12 +4,17 @@
 use serde::Serialize;
 
 use super::EngineOptions;
+use super::cache::kv::KvShape;
 use super::model::config::DecoderConfig;
+use super::model::shards::Units;
 use super::model::tensors::{TensorSpec, tensors};
 use super::plan::BLOCK_TOKENS;
 use super::weights::{Inventory, LoadError};
 use crate::checkpoint::Checkpoint;
 use crate::machine;
+
+/// Numbers of ranks that a refusal looks at for ones that work.
+const WORLDS: [usize; 8] = [1, 2, 3, 4, 6, 8, 16, 32];
 
 /// Snapshots are for conversations and forks under way, not for an archive: small models get no more than this.
 const MAX_SNAPSHOTS: u32 = 1024;
@@ -46,7 +51,7 @@ pub struct MemoryPlan {
 }
 
 /// One rank's part of a [`MemoryPlan`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankPlan {
     /// Its number, from 0.
     pub rank: usize,
@@ -59,13 +64,14 @@ pub struct RankPlan {
 }
 
 impl MemoryPlan {
-    /// The plan of a checkpoint, from its configuration and its files' headers, or its index where the files are not here.
+    /// The plan of a checkpoint over so many ranks, from its configuration and its files' headers, or its index where the files
+    /// are not here.
     ///
     /// # Errors
-    /// When the model is not supported, or a file is there and damaged.
-    pub fn of(checkpoint: &Checkpoint, options: &EngineOptions) -> Result<Self, LoadError> {
+    /// When the model is not supported or does not split over the ranks, or a file is there and damaged.
+    pub fn of(checkpoint: &Checkpoint, options: &EngineOptions, world: usize) -> Result<Self, LoadError> {
         let free = machine::memory().map(|memory| memory.available);
-        Self::with_memory(checkpoint, &DecoderConfig::read(checkpoint)?, options, free)
+        Self::with_memory(checkpoint, &DecoderConfig::read(checkpoint)?, options, world, free)
     }
 
     /// The plan on a machine with so much free memory.
@@ -73,29 +79,32 @@ impl MemoryPlan {
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
         options: &EngineOptions,
+        world: usize,
         free: Option<u64>,
     ) -> Result<Self, LoadError> {
         let inventory = Inventory::read(checkpoint)?;
         let tensors = tensors(config, inventory.contains("lm_head.weight"));
-        Ok(Self::of_weights(&inventory, &tensors, config, options, free))
+        let rank = RankPlan::of(&inventory, &tensors, config, options, world)?;
+        Ok(Self::over(rank, world, config, options, free))
     }
 
     /// The plan of a model with random weights.
-    pub(super) fn synthetic(config: &DecoderConfig, options: &EngineOptions, free: Option<u64>) -> Self {
-        let tensors = tensors(config, false);
-        Self::of_weights(&Inventory::synthetic(&tensors), &tensors, config, options, free)
-    }
-
-    fn of_weights(
-        inventory: &Inventory,
-        tensors: &[TensorSpec],
+    pub(super) fn synthetic(
         config: &DecoderConfig,
         options: &EngineOptions,
         free: Option<u64>,
-    ) -> Self {
-        let weights_bytes = tensors.iter().map(|tensor| inventory.bytes(tensor)).sum();
-        let kv_bytes_per_token = config.kv(options.kv_dtype.dtype()).bytes_per_token() as u64;
-        let state_bytes_per_sequence = config.state_bytes() as u64;
+    ) -> Result<Self, LoadError> {
+        let tensors = tensors(config, false);
+        let rank = RankPlan::of(&Inventory::synthetic(&tensors), &tensors, config, options, 1)?;
+        Ok(Self::over(rank, 1, config, options, free))
+    }
+
+    /// Ranks hold equal parts.
+    fn over(rank: RankPlan, world: usize, config: &DecoderConfig, options: &EngineOptions, free: Option<u64>) -> Self {
+        let all = |bytes: u64| bytes.saturating_mul(world as u64);
+        let RankPlan { weights_bytes, kv_bytes_per_token, state_bytes_per_sequence, .. } = rank;
+        let (weights_bytes, kv_bytes_per_token) = (all(weights_bytes), all(kv_bytes_per_token));
+        let state_bytes_per_sequence = all(state_bytes_per_sequence);
         let snapshots = snapshots(state_bytes_per_sequence, options);
         let states = options.max_running.max(1) as u64 + u64::from(snapshots.unwrap_or_default());
         let state_bytes = state_bytes_per_sequence.saturating_mul(states);
@@ -126,7 +135,7 @@ impl MemoryPlan {
             snapshots,
             state_bytes,
             total_bytes: weights_bytes.saturating_add(cache_bytes).saturating_add(state_bytes),
-            ranks: vec![RankPlan { rank: 0, weights_bytes, kv_bytes_per_token, state_bytes_per_sequence }],
+            ranks: (0..world).map(|number| RankPlan { rank: number, ..rank }).collect(),
         }
     }
 
@@ -144,6 +153,45 @@ impl MemoryPlan {
             .ok()
             .filter(|blocks| blocks.checked_mul(BLOCK_TOKENS as u32).is_some())
             .ok_or_else(|| LoadError::Config(format!("a key/value cache of {tokens} tokens is too large")))
+    }
+}
+
+impl RankPlan {
+    /// What each of `world` ranks holds.
+    fn of(
+        inventory: &Inventory,
+        tensors: &[TensorSpec],
+        config: &DecoderConfig,
+        options: &EngineOptions,
+        world: usize,
+    ) -> Result<Self, LoadError> {
+        let refuse = |reason: String| {
+            let fit = |world: &usize| {
+                let split =
+                    |tensor: &TensorSpec| tensor.split.shape(&tensor.shape, *world, inventory.square(tensor)).is_ok();
+                tensors.iter().all(split)
+            };
+            let sizes: Vec<String> = WORLDS.iter().filter(|world| fit(world)).map(usize::to_string).collect();
+            LoadError::Config(format!(
+                "it does not split over {world} ranks: {reason}; it does over {}",
+                sizes.join(", ")
+            ))
+        };
+        let mut weights_bytes = 0;
+        for tensor in tensors {
+            let shape = tensor.split.shape(&tensor.shape, world, inventory.square(tensor));
+            let shape = shape.map_err(|reason| refuse(format!("{}: {reason}", tensor.name)))?;
+            weights_bytes += inventory.bytes(tensor, &shape);
+        }
+        let kv = config.kv(options.kv_dtype.dtype());
+        let kv_heads = Units::shared(kv.kv_heads, "key heads").a_rank(world).map_err(refuse)?;
+        Ok(Self {
+            rank: 0,
+            weights_bytes,
+            kv_bytes_per_token: KvShape { kv_heads, ..kv }.bytes_per_token() as u64,
+            // Its heads divide, or some weight above would not have.
+            state_bytes_per_sequence: (config.state_bytes() / world) as u64,
+        })
     }
 }
 
@@ -167,7 +215,7 @@ mod tests {
 
     fn plan(checkpoint: &Path, options: &EngineOptions, free: Option<u64>) -> Result<MemoryPlan, LoadError> {
         let checkpoint = Checkpoint::open(checkpoint).unwrap();
-        MemoryPlan::with_memory(&checkpoint, &DecoderConfig::read(&checkpoint)?, options, free)
+        MemoryPlan::with_memory(&checkpoint, &DecoderConfig::read(&checkpoint)?, options, 1, free)
     }
 
     fn tiny_llama() -> PathBuf {
@@ -230,12 +278,15 @@ mod tests {
         let index = json!({ "weight_map": map });
         std::fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
         let options = EngineOptions { kv_dtype: KvDtype::Bf16, max_running: 4, ..EngineOptions::default() };
-        let plan = plan(dir.path(), &options, None).unwrap();
-        let quantised: u64 = 32_212_254_720 + 125_829_120 + 1_006_632_960 + 272_629_760;
-        let scales = 4_103_680;
-        let (router, tables) = (41_943_040, 2_034_237_440);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let over = |world| MemoryPlan::with_memory(&checkpoint, &config, &options, world, None);
+        let plan = over(1).unwrap();
+        let (experts, shared_experts) = (32_212_254_720_u64, 125_829_120);
+        let (recurrent, attention) = (1_006_632_960, 272_629_760);
+        let (scales, router, tables) = (4_103_680, 41_943_040, 2_034_237_440);
         // Linear layers: a and b, filters, A_log, dt_bias, gated norm; attention: two head norms; all: norms, shared gates.
         let small = 2 * (30 * (2 * 32 * 2048 + 8192 * 4 + 32 + 32 + 128) + 10 * 2 * 256 + 40 * 3 * 2048 + 2048);
+        let quantised = experts + shared_experts + recurrent + attention;
         assert_eq!(plan.weights_bytes, quantised + scales + router + tables + small);
         assert_eq!(plan.kv_bytes_per_token, 20_480);
         // Matrices and the convolution's tails, both in f32 on CPU.
@@ -243,5 +294,23 @@ mod tests {
         let snapshots = EngineOptions::DEFAULT_STATE_CACHE_BYTES / plan.state_bytes_per_sequence;
         assert_eq!((plan.snapshots, snapshots), (Some(16), 16));
         assert_eq!(plan.state_bytes, (4 + snapshots) * plan.state_bytes_per_sequence);
+        // Four ranks: 8.97e9 bytes each, one key head each and so held twice, a quarter of the states.
+        let four = over(4).unwrap();
+        assert_eq!(four.ranks.len(), 4);
+        let rank = four.ranks[3];
+        let split = experts / 4 + shared_experts / 4 + recurrent / 4 + tables / 4;
+        // Of 272,629,760 bytes of attention, queries and outputs are 251,658,240.
+        let heads = 251_658_240 / 4 + (272_629_760 - 251_658_240) / 2;
+        assert!(rank.weights_bytes.abs_diff(split + heads + router) < 12_000_000, "{rank:?}");
+        assert!(rank.weights_bytes.abs_diff(8_970_000_000) < 20_000_000, "{rank:?}");
+        assert_eq!((rank.rank, rank.kv_bytes_per_token), (3, 10_240));
+        assert_eq!(rank.state_bytes_per_sequence, plan.state_bytes_per_sequence / 4);
+        let two = over(2).unwrap().ranks[1];
+        assert_eq!(two.kv_bytes_per_token, 10_240);
+        assert!(two.weights_bytes < plan.weights_bytes / 2 + router);
+        let refusal = over(8).unwrap_err().to_string();
+        assert!(refusal.contains("64 of the values of a feed-forward block's width"), "{refusal}");
+        assert!(refusal.contains("it does over 1, 2, 4"), "{refusal}");
+        assert!(over(3).is_err());
     }
 }

@@ -126,7 +126,7 @@ impl CandleBackend {
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
         let config = DecoderConfig::read(checkpoint)?;
         let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::with_memory(checkpoint, &config, options, free)?;
+        let plan = MemoryPlan::with_memory(checkpoint, &config, options, 1, free)?;
         let weights = weights::open(checkpoint, config.gguf_heads(), options.fp8_activations, progress)?;
         Self::start(config, weights.as_ref(), &plan, options)
     }
@@ -142,7 +142,7 @@ impl CandleBackend {
     ) -> Result<Self, LoadError> {
         let config = DecoderConfig::read_json(model.config())?;
         let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::synthetic(&config, options, free);
+        let plan = MemoryPlan::synthetic(&config, options, free)?;
         if let Some(free) = free.filter(|free| plan.total_bytes > *free) {
             let total = plan.total_bytes;
             return Err(LoadError::Config(format!(

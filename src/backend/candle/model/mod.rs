@@ -9,4 +9,5 @@ pub(super) mod layers;
 #[cfg(test)]
 mod parity;
 mod phases;
+pub(super) mod shards;
 pub(super) mod tensors;

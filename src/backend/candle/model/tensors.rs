@@ -1,10 +1,11 @@
-//! Every tensor of a model by name and shape, from its configuration alone.
+//! Every tensor of a model by name, shape and split, from its configuration alone.
 //!
-//! What a loader asks for, as data: so that the room that a model takes is known without its weights, and a test can hold
-//! the two against each other.
+//! What a loader asks for and how ranks share it, as data: so that the room that a model takes is known without its weights, and
+//! a test can hold the two against each other.
 
 use super::config::{DecoderConfig, FeedForwardKind, MixerKind};
 use super::layers::{AttentionShape, DeltaShape, MoeShape};
+use super::shards::{Part, Split, Units};
 use crate::backend::candle::kernels::CONV_TOKENS;
 
 /// A tensor that a model is made of.
@@ -13,6 +14,8 @@ pub(in crate::backend::candle) struct TensorSpec {
     pub(in crate::backend::candle) name: String,
     /// `[output, input]` of a matrix, `[n]` of a vector.
     pub(in crate::backend::candle) shape: Vec<usize>,
+    /// How ranks share it.
+    pub(in crate::backend::candle) split: Split,
 }
 
 /// The tensors of a model, in the order in which it uses them. `has_output` says whether a model whose output is tied to
@@ -20,23 +23,24 @@ pub(in crate::backend::candle) struct TensorSpec {
 pub(in crate::backend::candle) fn tensors(config: &DecoderConfig, has_output: bool) -> Vec<TensorSpec> {
     let (prefix, hidden) = (config.prefix, config.hidden);
     let mut list = List(Vec::new());
-    list.matrix(format!("{prefix}.embed_tokens.weight"), config.vocab, hidden);
+    let vocabulary = Split::rows(config.vocab, Units::own(config.vocab, "vocabulary entries"));
+    list.add(format!("{prefix}.embed_tokens.weight"), [config.vocab, hidden], vocabulary.clone());
     for layer in 0..config.layers {
         let prefix = format!("{prefix}.layers.{layer}");
-        list.vector(format!("{prefix}.input_layernorm.weight"), hidden);
+        list.replicated(format!("{prefix}.input_layernorm.weight"), [hidden]);
         match config.mixer(layer) {
             MixerKind::Attention(shape) => list.attention(&format!("{prefix}.self_attn"), shape),
             MixerKind::GatedDelta(shape) => list.gated_delta(&format!("{prefix}.linear_attn"), shape),
         }
-        list.vector(format!("{prefix}.post_attention_layernorm.weight"), hidden);
+        list.replicated(format!("{prefix}.post_attention_layernorm.weight"), [hidden]);
         match config.feed_forward(layer) {
             FeedForwardKind::Dense { intermediate } => list.mlp(&format!("{prefix}.mlp"), hidden, intermediate),
             FeedForwardKind::Sparse(shape) => list.moe(&format!("{prefix}.mlp"), hidden, shape),
         }
     }
-    list.vector(format!("{prefix}.norm.weight"), hidden);
+    list.replicated(format!("{prefix}.norm.weight"), [hidden]);
     if has_output || !config.tied {
-        list.matrix("lm_head.weight".into(), config.vocab, hidden);
+        list.add("lm_head.weight".into(), [config.vocab, hidden], vocabulary);
     }
     list.0
 }
@@ -44,58 +48,69 @@ pub(in crate::backend::candle) fn tensors(config: &DecoderConfig, has_output: bo
 struct List(Vec<TensorSpec>);
 
 impl List {
-    fn matrix(&mut self, name: String, output: usize, input: usize) {
-        self.0.push(TensorSpec { name, shape: vec![output, input] });
+    fn add<const N: usize>(&mut self, name: String, shape: [usize; N], split: Split) {
+        self.0.push(TensorSpec { name, shape: shape.into(), split });
     }
 
-    fn vector(&mut self, name: String, len: usize) {
-        self.0.push(TensorSpec { name, shape: vec![len] });
+    fn replicated<const N: usize>(&mut self, name: String, shape: [usize; N]) {
+        self.add(name, shape, Split::Replicated);
     }
 
     fn attention(&mut self, prefix: &str, shape: AttentionShape) {
         let AttentionShape { hidden, heads, kv_heads, head_dim, head_norm, gated } = shape;
+        let (own, keys) = (Units::own(heads, "query heads"), kv_heads * head_dim);
+        // A head's queries and gates stand together, so heads stay whole.
         let queries = if gated { 2 * heads * head_dim } else { heads * head_dim };
-        self.matrix(format!("{prefix}.q_proj.weight"), queries, hidden);
-        self.matrix(format!("{prefix}.k_proj.weight"), kv_heads * head_dim, hidden);
-        self.matrix(format!("{prefix}.v_proj.weight"), kv_heads * head_dim, hidden);
-        self.matrix(format!("{prefix}.o_proj.weight"), hidden, heads * head_dim);
+        let shared = Split::rows(keys, Units::shared(kv_heads, "key heads"));
+        self.add(format!("{prefix}.q_proj.weight"), [queries, hidden], Split::rows(queries, own));
+        self.add(format!("{prefix}.k_proj.weight"), [keys, hidden], shared.clone());
+        self.add(format!("{prefix}.v_proj.weight"), [keys, hidden], shared);
+        self.add(format!("{prefix}.o_proj.weight"), [hidden, heads * head_dim], Split::Columns(own));
         if head_norm.is_some() {
-            self.vector(format!("{prefix}.q_norm.weight"), head_dim);
-            self.vector(format!("{prefix}.k_norm.weight"), head_dim);
+            self.replicated(format!("{prefix}.q_norm.weight"), [head_dim]);
+            self.replicated(format!("{prefix}.k_norm.weight"), [head_dim]);
         }
     }
 
     fn gated_delta(&mut self, prefix: &str, shape: DeltaShape) {
-        let DeltaShape { hidden, value_heads, value_dim, .. } = shape;
-        self.matrix(format!("{prefix}.in_proj_qkv.weight"), shape.channels(), hidden);
-        self.matrix(format!("{prefix}.in_proj_z.weight"), shape.values(), hidden);
-        self.matrix(format!("{prefix}.in_proj_a.weight"), value_heads, hidden);
-        self.matrix(format!("{prefix}.in_proj_b.weight"), value_heads, hidden);
+        let DeltaShape { hidden, key_heads, value_heads, value_dim, .. } = shape;
+        let key = Units::own(key_heads, "linear key heads");
+        let value = Units::own(value_heads, "linear value heads");
+        let (keys, values, channels) = (shape.keys(), shape.values(), shape.channels());
+        let joined = Split::Rows(vec![
+            Part { rows: keys, units: key },
+            Part { rows: keys, units: key },
+            Part { rows: values, units: value },
+        ]);
+        let a_head = Split::rows(value_heads, value);
+        self.add(format!("{prefix}.in_proj_qkv.weight"), [channels, hidden], joined.clone());
+        self.add(format!("{prefix}.in_proj_z.weight"), [values, hidden], Split::rows(values, value));
+        self.add(format!("{prefix}.in_proj_a.weight"), [value_heads, hidden], a_head.clone());
+        self.add(format!("{prefix}.in_proj_b.weight"), [value_heads, hidden], a_head.clone());
         // Depthwise: one filter a channel.
-        self.0.push(TensorSpec {
-            name: format!("{prefix}.conv1d.weight"),
-            shape: vec![shape.channels(), 1, CONV_TOKENS],
-        });
-        self.vector(format!("{prefix}.A_log"), value_heads);
-        self.vector(format!("{prefix}.dt_bias"), value_heads);
-        self.vector(format!("{prefix}.norm.weight"), value_dim);
-        self.matrix(format!("{prefix}.out_proj.weight"), hidden, shape.values());
+        self.add(format!("{prefix}.conv1d.weight"), [channels, 1, CONV_TOKENS], joined);
+        self.add(format!("{prefix}.A_log"), [value_heads], a_head.clone());
+        self.add(format!("{prefix}.dt_bias"), [value_heads], a_head);
+        self.replicated(format!("{prefix}.norm.weight"), [value_dim]);
+        self.add(format!("{prefix}.out_proj.weight"), [hidden, values], Split::Columns(value));
     }
 
     fn mlp(&mut self, prefix: &str, hidden: usize, intermediate: usize) {
-        self.matrix(format!("{prefix}.gate_proj.weight"), intermediate, hidden);
-        self.matrix(format!("{prefix}.up_proj.weight"), intermediate, hidden);
-        self.matrix(format!("{prefix}.down_proj.weight"), hidden, intermediate);
+        let width = Units::own(intermediate, "values of a feed-forward block's width");
+        let rows = Split::rows(intermediate, width);
+        self.add(format!("{prefix}.gate_proj.weight"), [intermediate, hidden], rows.clone());
+        self.add(format!("{prefix}.up_proj.weight"), [intermediate, hidden], rows);
+        self.add(format!("{prefix}.down_proj.weight"), [hidden, intermediate], Split::Columns(width));
     }
 
     fn moe(&mut self, prefix: &str, hidden: usize, shape: MoeShape) {
-        self.matrix(format!("{prefix}.gate.weight"), shape.experts, hidden);
+        self.replicated(format!("{prefix}.gate.weight"), [shape.experts, hidden]);
         for expert in 0..shape.experts {
             self.mlp(&format!("{prefix}.experts.{expert}"), hidden, shape.intermediate);
         }
         if let Some(intermediate) = shape.shared {
             self.mlp(&format!("{prefix}.shared_expert"), hidden, intermediate);
-            self.matrix(format!("{prefix}.shared_expert_gate.weight"), 1, hidden);
+            self.replicated(format!("{prefix}.shared_expert_gate.weight"), [1, hidden]);
         }
     }
 }
@@ -114,12 +129,12 @@ mod tests {
     /// Notes what a model asks for.
     struct Recorder<'a> {
         weights: Box<dyn WeightSource + 'a>,
-        asked: RefCell<Vec<TensorSpec>>,
+        asked: RefCell<Vec<(String, Vec<usize>)>>,
     }
 
     impl Recorder<'_> {
         fn note(&self, name: &str, shape: &[usize]) {
-            self.asked.borrow_mut().push(TensorSpec { name: name.into(), shape: shape.into() });
+            self.asked.borrow_mut().push((name.into(), shape.into()));
         }
     }
 
@@ -147,7 +162,7 @@ mod tests {
     #[test]
     fn the_table_is_what_loaders_ask_for() {
         let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-        for name in ["tiny-llama", "tiny-qwen3", "tiny-qwen3_moe"] {
+        for name in ["tiny-llama", "tiny-qwen3", "tiny-qwen3_moe", "tiny-qwen3_5_moe-fp8"] {
             let checkpoint = Checkpoint::open(&fixtures.join(name)).unwrap();
             let config = DecoderConfig::read(&checkpoint).unwrap();
             let weights =
@@ -155,7 +170,8 @@ mod tests {
             let recorder = Recorder { weights, asked: RefCell::default() };
             Decoder::load(&config, &recorder, &candle_core::Device::Cpu).unwrap();
             let mut asked = recorder.asked.into_inner();
-            let mut table = tensors(&config, recorder.weights.contains("lm_head.weight"));
+            let table = tensors(&config, recorder.weights.contains("lm_head.weight"));
+            let mut table: Vec<_> = table.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
             asked.sort();
             table.sort();
             assert_eq!(asked, table, "{name}");

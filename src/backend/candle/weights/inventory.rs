@@ -11,6 +11,9 @@ use crate::backend::candle::kernels::SQUARE;
 use crate::backend::candle::model::tensors::TensorSpec;
 use crate::checkpoint::{Checkpoint, Folder};
 
+/// Bytes of a scale in released checkpoints (bf16).
+const SCALE_BYTES: u64 = 2;
+
 /// What is known of a checkpoint's tensors before they are loaded.
 #[derive(Debug)]
 pub(in crate::backend::candle) struct Inventory {
@@ -70,18 +73,28 @@ impl Inventory {
         (self.spelling)(name).is_some_and(|name| self.bytes.contains_key(&name) || self.promised.contains(&name))
     }
 
-    /// Bytes in memory of a tensor with its scales.
-    pub(in crate::backend::candle) fn bytes(&self, tensor: &TensorSpec) -> u64 {
-        let scales = format!("{}{SCALE_SUFFIX}", tensor.name);
-        if let Some(bytes) = (self.spelling)(&tensor.name).and_then(|name| self.bytes.get(&name)) {
-            return bytes + self.bytes.get(&scales).copied().unwrap_or_default();
+    /// The width of the squares of a tensor that share a scale; `None` where it has no scales.
+    pub(in crate::backend::candle) fn square(&self, tensor: &TensorSpec) -> Option<usize> {
+        self.contains(&format!("{}{SCALE_SUFFIX}", tensor.name)).then_some(SQUARE)
+    }
+
+    /// Bytes in memory of a part of a tensor, of this shape, with its scales.
+    pub(in crate::backend::candle) fn bytes(&self, tensor: &TensorSpec, shape: &[usize]) -> u64 {
+        let elements = |shape: &[usize]| shape.iter().map(|n| *n as u64).product::<u64>();
+        let squares = |shape: &[usize]| shape.iter().map(|n| n.div_ceil(SQUARE) as u64).product::<u64>();
+        let stored = |name: &str| (self.spelling)(name).and_then(|name| self.bytes.get(&name)).copied();
+        let scaled = self.square(tensor).is_some();
+        let weights = match stored(&tensor.name) {
+            Some(bytes) => bytes * elements(shape) / elements(&tensor.shape).max(1),
+            None if scaled => elements(shape),
+            None => elements(shape) * self.default_width,
+        };
+        if !scaled {
+            return weights;
         }
-        let elements: u64 = tensor.shape.iter().map(|n| *n as u64).product();
-        if self.contains(&scales) {
-            let blocks: u64 = tensor.shape.iter().map(|n| n.div_ceil(SQUARE) as u64).product();
-            return elements + 2 * blocks;
-        }
-        elements * self.default_width
+        let scales = stored(&format!("{}{SCALE_SUFFIX}", tensor.name));
+        let width = scales.map_or(SCALE_BYTES, |bytes| bytes / squares(&tensor.shape).max(1));
+        weights + width * squares(shape)
     }
 }
 
