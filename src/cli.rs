@@ -137,6 +137,9 @@ pub struct EngineArgs {
     /// eight bits.
     #[arg(long, env = "ENGY_FP8_ACTIVATIONS", value_enum, default_value_t = ActivationDtype::None)]
     pub fp8_activations: ActivationDtype,
+    /// Ranks that share the model, each with a part of the weights and of the processor's threads (tensor parallelism).
+    #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
+    pub tp_size: usize,
 }
 
 /// A form of activations in eight-bit products.
@@ -307,9 +310,6 @@ pub struct PlanArgs {
     /// How it would run.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Ranks that share the model (tensor parallelism).
-    #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
-    pub tp_size: usize,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

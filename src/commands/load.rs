@@ -35,6 +35,7 @@ pub(super) fn options(args: &EngineArgs) -> EngineOptions {
         prefix_tokens: args.prefix_cache_tokens,
         state_cache_bytes: args.state_cache_bytes,
         fp8_activations: args.fp8_activations.into(),
+        ranks: args.tp_size,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
     }

@@ -85,49 +85,62 @@ async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() 
     let settings =
         [(1, KvDtype::F32), (2, KvDtype::Bf16), (3, KvDtype::Fp8E4m3), (4, KvDtype::F32), (5, KvDtype::Fp8E4m3)];
     for (model, (seed, kv_dtype)) in MODELS.iter().zip(settings) {
-        let alone = open(model, &alone(kv_dtype));
-        // Room for two of the longest: most steps preempt somebody or evict a prefix.
-        let crowded = EngineOptions {
-            max_running: 12,
-            prefill_chunk: 23,
-            max_total_tokens: Some(400),
-            // Where the model has states: a few snapshots, so that most are soon given up.
-            state_cache_bytes: 300_000,
-            kv_dtype,
-            ..EngineOptions::default()
-        };
-        let crowd = open(model, &crowded);
-        let requests = requests(seed);
-        let together = futures::future::join_all(requests.iter().map(|(request, read)| {
-            let crowd = Arc::clone(&crowd);
-            async move { generate(crowd.as_ref(), request.clone(), *read).await }
-        }))
-        .await;
-        let mut found = 0;
-        for ((request, _), (ids, rows, logprobs, cached)) in requests.iter().zip(&together) {
-            let (want, want_rows, want_logprobs, _) = generate(alone.as_ref(), request.clone(), usize::MAX).await;
-            assert_eq!(ids[..], want[..ids.len()], "{model}: ids of {request:?}");
-            let same = rows.iter().zip(&want_rows).all(|(got, want)| got == want);
-            assert!(same, "{model}: rows of {request:?}");
-            assert_eq!(logprobs[..], want_logprobs[..logprobs.len()], "{model}: log-probabilities of {request:?}");
-            found += cached;
-            let flat = rows.iter().flatten().copied().collect::<Vec<_>>();
-            let proofs = build_proofs(&flat, rows.hidden(), PARAMS, None).unwrap();
-            let mut sequence = request.prompt.clone();
-            sequence.extend(&ids[..ids.len() - 1]);
-            let again = crowd.hidden_states(sequence, request.prompt.len() - 1).await.unwrap();
-            let again = again.iter().flatten().copied().collect::<Vec<_>>();
-            let verification = verify_proofs(proofs, &again, rows.hidden(), PARAMS, None).unwrap();
-            assert!(verification.batches.iter().all(|batch| batch.exp_mismatches == 0), "{model}: {verification:?}");
-            assert!(Policy::default().judge(&verification).is_pass());
-        }
-        assert!(found > 0, "{model}: forks found nothing in the cache");
-        // Counters are published after the step that answered.
-        while crowd.load().running + crowd.load().waiting > 0 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(crowd.load().kv_used, 0, "{model}: blocks are lost");
+        crowd_together(model, seed, kv_dtype, 1).await;
     }
+}
+
+/// The same over two ranks, which add in an order of their own, but always the same one.
+#[tokio::test(flavor = "multi_thread")]
+async fn forty_requests_over_two_ranks_get_what_they_get_alone() {
+    for (model, seed) in [("tiny-llama", 6), ("tiny-qwen3_5_moe-f32", 7)] {
+        crowd_together(model, seed, KvDtype::F32, 2).await;
+    }
+}
+
+async fn crowd_together(model: &str, seed: u64, kv_dtype: KvDtype, ranks: usize) {
+    let alone = open(model, &EngineOptions { ranks, ..alone(kv_dtype) });
+    // Room for two of the longest: most steps preempt somebody or evict a prefix.
+    let crowded = EngineOptions {
+        max_running: 12,
+        prefill_chunk: 23,
+        max_total_tokens: Some(400),
+        // Where the model has states: a few snapshots, so that most are soon given up.
+        state_cache_bytes: 300_000,
+        kv_dtype,
+        ranks,
+        ..EngineOptions::default()
+    };
+    let crowd = open(model, &crowded);
+    let requests = requests(seed);
+    let together = futures::future::join_all(requests.iter().map(|(request, read)| {
+        let crowd = Arc::clone(&crowd);
+        async move { generate(crowd.as_ref(), request.clone(), *read).await }
+    }))
+    .await;
+    let mut found = 0;
+    for ((request, _), (ids, rows, logprobs, cached)) in requests.iter().zip(&together) {
+        let (want, want_rows, want_logprobs, _) = generate(alone.as_ref(), request.clone(), usize::MAX).await;
+        assert_eq!(ids[..], want[..ids.len()], "{model}: ids of {request:?}");
+        let same = rows.iter().zip(&want_rows).all(|(got, want)| got == want);
+        assert!(same, "{model}: rows of {request:?}");
+        assert_eq!(logprobs[..], want_logprobs[..logprobs.len()], "{model}: log-probabilities of {request:?}");
+        found += cached;
+        let flat = rows.iter().flatten().copied().collect::<Vec<_>>();
+        let proofs = build_proofs(&flat, rows.hidden(), PARAMS, None).unwrap();
+        let mut sequence = request.prompt.clone();
+        sequence.extend(&ids[..ids.len() - 1]);
+        let again = crowd.hidden_states(sequence, request.prompt.len() - 1).await.unwrap();
+        let again = again.iter().flatten().copied().collect::<Vec<_>>();
+        let verification = verify_proofs(proofs, &again, rows.hidden(), PARAMS, None).unwrap();
+        assert!(verification.batches.iter().all(|batch| batch.exp_mismatches == 0), "{model}: {verification:?}");
+        assert!(Policy::default().judge(&verification).is_pass());
+    }
+    assert!(found > 0, "{model}: forks found nothing in the cache");
+    // Counters are published after the step that answered.
+    while crowd.load().running + crowd.load().waiting > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(crowd.load().kv_used, 0, "{model}: blocks are lost");
 }
 
 #[tokio::test(flavor = "multi_thread")]

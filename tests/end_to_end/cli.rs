@@ -75,6 +75,13 @@ fn flags_that_cannot_be_used() {
     fails_with(mine(&llama, dir.path()).env("MINER_KEY", "").output().unwrap(), "MINER_KEY is empty");
     fails_with(mine(&llama, dir.path()).args(["--worker-name", "../x"]).output().unwrap(), "worker name");
     fails_with(mine(&llama, dir.path()).args(["--max-request-s", "nan"]).output().unwrap(), "--max-request-s");
+    fails_with(mine(&llama, dir.path()).args(["--tp-size", "3"]).output().unwrap(), "does not split over 3 ranks");
+    let plan = |checkpoint: &Path, more: &[&str]| {
+        engy_miner(&["plan", "--json", "--checkpoint"]).arg(checkpoint).args(more).output().unwrap()
+    };
+    fails_with(plan(&llama, &["--tp-size", "16"]), "it does over 1, 2, 4, 8");
+    let shapes = |text: &str| engy_miner(&["bench", "engine", "--synthetic", text]).output().unwrap();
+    assert_eq!(shapes("gpt-5").status.code(), Some(2), "a flag's value that cannot be read is the parser's to refuse");
     let unnamed = engy_miner(&["mine", "--checkpoint", "x"]).env("MINER_KEY", "mk-secret").output().unwrap();
     fails_with(unnamed, "which model does the checkpoint hold?");
     let unknown = engy_miner(&["demo", "--model", "gpt-5", "--checkpoint", "x"]).output().unwrap();
@@ -143,4 +150,24 @@ fn proofs_that_are_none() {
     );
     let gone = engy_miner(&["verify", "--checkpoint", llama, "/nonexistent.json"]).output().unwrap();
     fails_with(gone, "cannot read the proof");
+}
+
+/// What a start would allocate, as one object of numbers.
+#[test]
+fn a_plan_is_printed_without_loading_anything() {
+    let run = |model: &str, more: &[&str]| {
+        let checkpoint = fixture("models").join(model);
+        let output = engy_miner(&["plan", "--json", "--checkpoint"]).arg(checkpoint).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let whole = run("tiny-qwen3_5_moe-f32", &["--max-total-tokens", "1000", "--max-running-requests", "3"]);
+    assert_eq!((whole["cache_tokens"].as_u64(), whole["kv_bytes_per_token"].as_u64()), (Some(1008), Some(512)));
+    assert_eq!(whole["cache_bytes"], 1008 * 512);
+    let halves = run("tiny-qwen3_5_moe-f32", &["--tp-size", "2"]);
+    assert_eq!(halves["ranks"].as_array().unwrap().len(), 2);
+    let rank = &halves["ranks"][1];
+    assert_eq!((rank["rank"].as_u64(), rank["kv_bytes_per_token"].as_u64()), (Some(1), Some(256)));
+    let (half, all) = (rank["weights_bytes"].as_u64().unwrap(), whole["weights_bytes"].as_u64().unwrap());
+    assert!(half > all / 2 && half < all * 6 / 10, "{half} of {all}: norms and routers are held twice");
 }

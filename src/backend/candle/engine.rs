@@ -15,7 +15,7 @@ use half::bf16;
 use tokio::sync::oneshot;
 
 use super::logprobs::token_logprobs;
-use super::plan::{StepOutput, StepRunner};
+use super::plan::{StepError, StepOutput, StepRunner};
 use super::sampler::Sampler;
 use super::scheduler::{RowUse, Scheduler, SchedulerConfig, SequenceId, Wanted};
 use crate::backend::{
@@ -71,7 +71,8 @@ pub(super) fn start(runner: Box<dyn StepRunner + Send>, config: EngineConfig) ->
         // The engine is dropped with all its senders inside the catch: readers see the end at once.
         let outcome = catch_unwind(AssertUnwindSafe(move || engine.serve(&inbox)));
         let why = match outcome {
-            Ok(()) => "it was shut down".to_owned(),
+            Ok(Ok(())) => "it was shut down".to_owned(),
+            Ok(Err(reason)) => reason,
             Err(panic) => {
                 let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
                 text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
@@ -178,24 +179,24 @@ impl Engine {
         Self { runner, config, scheduler, clients: HashMap::new(), next_id: 0, shared }
     }
 
-    /// Works until every handle is gone.
-    fn serve(mut self, inbox: &mpsc::Receiver<Command>) {
+    /// Works until every handle is gone, or the model can compute no more.
+    fn serve(mut self, inbox: &mpsc::Receiver<Command>) -> Result<(), String> {
         loop {
             if self.clients.is_empty() {
                 match inbox.recv() {
                     Ok(command) => self.accept(command),
-                    Err(mpsc::RecvError) => return,
+                    Err(mpsc::RecvError) => return Ok(()),
                 }
             }
             loop {
                 match inbox.try_recv() {
                     Ok(command) => self.accept(command),
                     Err(mpsc::TryRecvError::Empty) => break,
-                    Err(mpsc::TryRecvError::Disconnected) => return,
+                    Err(mpsc::TryRecvError::Disconnected) => return Ok(()),
                 }
             }
             self.forget_cancelled();
-            self.step();
+            self.step()?;
             self.publish();
         }
     }
@@ -293,15 +294,19 @@ impl Engine {
         }
     }
 
-    fn step(&mut self) {
+    /// Computes a step and tells its readers. A failed one ends their requests; `Err` if no other can be computed either.
+    fn step(&mut self) -> Result<(), String> {
         let Some((plan, uses)) = self.scheduler.plan() else {
-            return;
+            return Ok(());
         };
         let began = Instant::now();
         let output = self.runner.run(&plan).and_then(|output| self.check_output(output, &uses));
         let output = match output {
             Ok(output) => output,
-            Err(reason) => return self.fail_all(&reason),
+            Err(StepError { reason, fatal }) => {
+                self.fail_all(&reason);
+                return if fatal { Err(reason) } else { Ok(()) };
+            }
         };
         let StepOutput { fin, logits } = output;
         let mut logits = logits.into_iter();
@@ -331,17 +336,18 @@ impl Engine {
                 }
             }
         }
+        Ok(())
     }
 
     /// A runner that gives the wrong number of rows would silently shift every proof behind it.
-    fn check_output(&self, output: StepOutput, uses: &[RowUse]) -> Result<StepOutput, String> {
+    fn check_output(&self, output: StepOutput, uses: &[RowUse]) -> Result<StepOutput, StepError> {
         let chosen = uses.iter().filter(|use_| use_.chooses).count();
         let (rows, want) = (output.fin.len(), uses.len() * self.config.hidden);
         if rows != want || output.logits.len() != chosen {
-            return Err(format!(
+            return Err(StepError::step(format!(
                 "the model gave {rows} values of fin and {} rows of logits where {want} and {chosen} were planned",
                 output.logits.len()
-            ));
+            )));
         }
         Ok(output)
     }

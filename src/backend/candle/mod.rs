@@ -11,12 +11,15 @@ mod kernels;
 mod logprobs;
 mod memory;
 mod model;
+mod parallel;
 mod plan;
 mod runner;
 mod sampler;
 mod scheduler;
 mod synthetic;
 mod weights;
+
+use std::time::Duration;
 
 use candle_core::{DType, Device};
 use futures::FutureExt;
@@ -26,12 +29,15 @@ use self::engine::{EngineConfig, EngineHandle};
 pub use self::memory::{MemoryPlan, RankPlan};
 use self::model::config::DecoderConfig;
 use self::model::decoder::Decoder;
-use self::plan::BLOCK_TOKENS;
+use self::model::shards::Shard;
+use self::model::tensors::tensors;
+use self::parallel::{Communicator, MakeRunner, Ranks, Solo};
+use self::plan::{BLOCK_TOKENS, StepError, StepOutput, StepPlan, StepRunner};
 use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;
 pub use self::synthetic::SyntheticModel;
 pub use self::weights::{Fp8Activations, LoadError, ProgressFn};
-use self::weights::{SyntheticWeights, WeightSource};
+use self::weights::{ShardedWeights, SyntheticWeights, WeightSource};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
@@ -58,6 +64,8 @@ pub struct EngineOptions {
     pub state_cache_bytes: u64,
     /// What activations look like where they meet block-FP8 weights.
     pub fp8_activations: Fp8Activations,
+    /// Ranks that share the model, each with its part of the weights.
+    pub ranks: usize,
 }
 
 /// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
@@ -106,9 +114,14 @@ impl Default for EngineOptions {
             prefix_tokens: None,
             state_cache_bytes: Self::DEFAULT_STATE_CACHE_BYTES,
             fp8_activations: Fp8Activations::default(),
+            ranks: 1,
         }
     }
 }
+
+/// How long a rank waits for the others within a step: longer than the longest step on the slowest machine, and short enough
+/// that buyers still wait.
+const COLLECTIVE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A model in this process.
 #[derive(Debug, Clone)]
@@ -126,7 +139,7 @@ impl CandleBackend {
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
         let config = DecoderConfig::read(checkpoint)?;
         let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::with_memory(checkpoint, &config, options, 1, free)?;
+        let plan = MemoryPlan::with_memory(checkpoint, &config, options, options.ranks.max(1), free)?;
         let weights = weights::open(checkpoint, config.gguf_heads(), options.fp8_activations, progress)?;
         Self::start(config, weights.as_ref(), &plan, options)
     }
@@ -158,12 +171,9 @@ impl CandleBackend {
         plan: &MemoryPlan,
         options: &EngineOptions,
     ) -> Result<Self, LoadError> {
-        let device = Device::Cpu;
         let blocks = plan.cache_blocks()?;
         // What the cache cannot hold is no context, whatever the model was made for.
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
-        let tensor_error = |source| LoadError::Tensor { name: "the layers' memory".into(), source };
-        let model = Decoder::load(&config, weights, &device)?;
         let scheduler = SchedulerConfig {
             max_running: options.max_running.max(1),
             prefill_chunk: options.prefill_chunk.max(1),
@@ -173,12 +183,17 @@ impl CandleBackend {
         };
         let size =
             MemorySize { blocks: blocks as usize, kv_dtype: options.kv_dtype.dtype(), states: scheduler.state_slots() };
-        let runner = ModelRunner::new(model, &config, size, &device).map_err(tensor_error)?;
-        let engine = engine::start(
-            Box::new(runner),
-            EngineConfig { scheduler, hidden: config.hidden, vocab: config.vocab, context },
-        )
-        .map_err(|e| tensor_error(candle_core::Error::wrap(e)))?;
+        let runner: Box<dyn StepRunner + Send> = match plan.ranks.len() {
+            0 | 1 => {
+                let model = Decoder::load(&config, weights, Shard::WHOLE, &Device::Cpu)?;
+                let runner = ModelRunner::new(model, &config, size, Solo, &Device::Cpu);
+                Box::new(runner.map_err(out_of_memory)?)
+            }
+            world => Box::new(ranks(&config, weights, size, world)?),
+        };
+        let engine =
+            engine::start(runner, EngineConfig { scheduler, hidden: config.hidden, vocab: config.vocab, context })
+                .map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
         Ok(Self {
             info: BackendInfo {
                 kind: "candle",
@@ -190,6 +205,52 @@ impl CandleBackend {
             },
             engine,
         })
+    }
+}
+
+fn out_of_memory(source: candle_core::Error) -> LoadError {
+    LoadError::Tensor { name: "the layers' memory".into(), source }
+}
+
+/// A world of ranks on this machine's processor.
+fn ranks(
+    config: &DecoderConfig,
+    weights: &dyn WeightSource,
+    size: MemorySize,
+    world: usize,
+) -> Result<Ranks, LoadError> {
+    let own = config.of_a_rank(world)?;
+    let tensors = tensors(config, weights.contains("lm_head.weight"));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(world);
+    let comms = parallel::world(world, COLLECTIVE_PATIENCE);
+    let makers = comms.into_iter().map(|comm| {
+        let shard = Shard { rank: comm.rank(), world: comm.world() };
+        let part = ShardedWeights::new(weights, shard, &tensors);
+        let model = Decoder::load(&own, &part, shard, &Device::Cpu)?;
+        let own = own.clone();
+        let make: MakeRunner<LoadError> = Box::new(move |_| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let pool = pool.map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
+            // All ranks are there, or none starts.
+            comm.barrier().map_err(out_of_memory)?;
+            let runner = ModelRunner::new(model, &own, size, comm, &Device::Cpu).map_err(out_of_memory)?;
+            Ok(Box::new(Pooled { pool, runner }) as Box<dyn StepRunner>)
+        });
+        Ok(make)
+    });
+    let makers = makers.collect::<Result<_, LoadError>>()?;
+    Ranks::start(makers, |reason| LoadError::Config(format!("ranks cannot start: {reason}")))
+}
+
+/// A rank on threads of its own: ranks that shared some would wait for one another on them.
+struct Pooled<R> {
+    pool: rayon::ThreadPool,
+    runner: R,
+}
+
+impl<R: StepRunner + Send> StepRunner for Pooled<R> {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.pool.install(|| self.runner.run(plan))
     }
 }
 

@@ -77,11 +77,31 @@ pub(super) struct StepOutput {
     pub(super) logits: Vec<Vec<f32>>,
 }
 
+/// Why a step was not computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StepError {
+    pub(super) reason: String,
+    /// Whether the runner can compute no other step either.
+    pub(super) fatal: bool,
+}
+
+impl StepError {
+    /// This step failed; another may not.
+    pub(super) fn step(reason: String) -> Self {
+        Self { reason, fatal: false }
+    }
+
+    /// The runner is of no use any more.
+    pub(super) fn fatal(reason: String) -> Self {
+        Self { reason, fatal: true }
+    }
+}
+
 /// Computes steps. One step at a time; the caches behind it remember what former steps wrote.
 pub(super) trait StepRunner {
     /// Computes a step.
     ///
     /// # Errors
     /// When the computation failed; the caches of the plan's sequences are then unusable.
-    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, String>;
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError>;
 }

@@ -6,12 +6,14 @@ use super::cache::kv::LayerCache;
 use super::cache::state::LayerState;
 use super::model::config::{DecoderConfig, MixerKind};
 use super::model::decoder::{Decoder, LayerMemory};
-use super::plan::{StepOutput, StepPlan, StepRunner};
+use super::parallel::Communicator;
+use super::plan::{StepError, StepOutput, StepPlan, StepRunner};
 
 /// A loaded model with its layers' memory: a fixed number of key/value blocks and of states.
-pub(super) struct ModelRunner {
+pub(super) struct ModelRunner<C> {
     model: Decoder,
     memories: Vec<LayerMemory>,
+    comm: C,
 }
 
 /// How much a runner's layers can remember.
@@ -25,8 +27,15 @@ pub(super) struct MemorySize {
     pub(super) states: usize,
 }
 
-impl ModelRunner {
-    pub(super) fn new(model: Decoder, config: &DecoderConfig, size: MemorySize, device: &Device) -> Result<Self> {
+impl<C: Communicator> ModelRunner<C> {
+    /// A rank's runner: its part of the model, as `config` describes it, and its way to the other ranks.
+    pub(super) fn new(
+        model: Decoder,
+        config: &DecoderConfig,
+        size: MemorySize,
+        comm: C,
+        device: &Device,
+    ) -> Result<Self> {
         let memory = |layer| {
             Ok(match config.mixer(layer) {
                 MixerKind::Attention(_) => {
@@ -36,7 +45,7 @@ impl ModelRunner {
                 MixerKind::GatedDelta(shape) => LayerMemory::State(LayerState::allocate(shape, size.states, device)?),
             })
         };
-        Ok(Self { model, memories: (0..config.layers).map(memory).collect::<Result<_>>()? })
+        Ok(Self { model, memories: (0..config.layers).map(memory).collect::<Result<_>>()?, comm })
     }
 
     /// What the layers remember.
@@ -48,7 +57,7 @@ impl ModelRunner {
     /// What each layer gives for every row of a step.
     #[cfg(test)]
     pub(super) fn layer_outputs(&self, plan: &StepPlan) -> Result<Vec<Tensor>> {
-        self.model.layer_outputs(plan, &self.memories)
+        self.model.layer_outputs(plan, &self.memories, &self.comm)
     }
 
     /// A step's fin in f32, `[outputs, hidden]`, and its logits.
@@ -58,7 +67,7 @@ impl ModelRunner {
                 state.copy(&plan.restores)?;
             }
         }
-        let Some(fin) = self.model.forward(plan, &self.memories)? else {
+        let Some(fin) = self.model.forward(plan, &self.memories, &self.comm)? else {
             return Ok(None);
         };
         let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, o)| o.logits).map(|(at, _)| at).collect();
@@ -66,14 +75,17 @@ impl ModelRunner {
             Vec::new()
         } else {
             let rows = fin.index_select(&Tensor::new(wanted, fin.device())?, 0)?;
-            self.model.logits(&rows)?.to_vec2()?
+            self.model.logits(&rows, &self.comm)?.to_vec2()?
         };
         Ok(Some((fin, logits)))
     }
 }
 
-impl StepRunner for ModelRunner {
-    fn run(&mut self, plan: &StepPlan) -> std::result::Result<StepOutput, String> {
+impl<C: Communicator> StepRunner for ModelRunner<C>
+where
+    Self: Sync,
+{
+    fn run(&mut self, plan: &StepPlan) -> std::result::Result<StepOutput, StepError> {
         let step = || {
             let Some((fin, logits)) = self.forward(plan)? else {
                 return Ok(StepOutput::default());
@@ -83,6 +95,6 @@ impl StepRunner for ModelRunner {
         };
         // On a thread of the pool that computes: a product then starts with the threads that it shares the work with, where
         // a caller from outside would hand over and be woken again for each of some hundred products.
-        rayon::scope(|_| step()).map_err(|e: candle_core::Error| e.to_string())
+        rayon::scope(|_| step()).map_err(|e: candle_core::Error| StepError::step(e.to_string()))
     }
 }

@@ -334,15 +334,62 @@ mod tests {
         let stored: Vec<u8> = (0..12_u8).flat_map(|n| f32::from(n).to_le_bytes()).collect();
         let plain = Matrix::new(SharedBytes::owned(stored), Format::F32, 12, 1, RowOrder::Plain).unwrap();
         let x = Tensor::ones((1, 1), candle_core::DType::F32, &Device::Cpu).unwrap();
-        let [first, second] = plain.clone().alternating(3).unwrap();
-        let got = rows(&matmul(&x, Arc::new([second.clone(), first])).unwrap());
+        let [first, second] = plain.alternating(3).unwrap();
+        let got = rows(&matmul(&x, Arc::new([second, first])).unwrap());
         assert_eq!(got, [[3.0, 4.0, 5.0, 9.0, 10.0, 11.0, 0.0, 1.0, 2.0, 6.0, 7.0, 8.0]]);
-        assert!(plain.clone().alternating(4).is_none() && plain.alternating(0).is_none());
-        assert!(second.alternating(3).is_none(), "its rows are not those that are stored");
+        assert!(plain.alternating(4).is_none() && plain.alternating(0).is_none());
         // Scales are those of the rows as stored: here one run a square.
         let scaled = Matrix::with_scales(SharedBytes::owned(vec![0x38; 256]), 256, 1, &[1.0, 2.0]).unwrap();
         let [first, second] = scaled.alternating(128).unwrap();
         let got = rows(&matmul(&x, Arc::new([first, second])).unwrap());
         assert_eq!((got[0][0], got[0][127], got[0][128], got[0][255]), (1.0, 1.0, 2.0, 2.0));
+    }
+
+    #[test]
+    fn parts_of_a_matrix_are_parts_of_its_product() {
+        for format in ALL {
+            // Whole blocks and squares on both sides of every cut.
+            let (matrix, wide) = weights(format, 384, 384);
+            for tokens in [1, 5, 40] {
+                let x = normal(10, tokens, 384);
+                let rows = matrix.rows_of(&[128..256, 0..128]).unwrap();
+                let got = matmul(&x, Arc::new([rows.clone()])).unwrap();
+                let want =
+                    Tensor::cat(&[wide.narrow(0, 128, 128).unwrap(), wide.narrow(0, 0, 128).unwrap()], 0).unwrap();
+                assert_close(&got, &x.matmul(&want.t().unwrap()).unwrap(), 1e-4);
+                // Parts of parts, and columns of parts.
+                let part = rows.rows_of(std::slice::from_ref(&(64..192))).unwrap().columns_of(128..384).unwrap();
+                let got = matmul(&x.narrow(1, 128, 256).unwrap(), Arc::new([part])).unwrap();
+                let want = want.narrow(0, 64, 128).unwrap().narrow(1, 128, 256).unwrap();
+                let x = x.narrow(1, 128, 256).unwrap().contiguous().unwrap();
+                assert_close(&got, &x.matmul(&want.t().unwrap()).unwrap(), 1e-4);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_that_cannot_be_cut_out_are_none() {
+        let (plain, _) = weights(Format::F32, 8, 64);
+        assert!(
+            plain.rows_of(std::slice::from_ref(&(0..9))).is_none()
+                && plain.rows_of(std::slice::from_ref(&(3..3))).is_none()
+        );
+        assert!(plain.columns_of(0..65).is_none() && plain.columns_of(5..5).is_none());
+        assert!(plain.columns_of(1..3).is_some());
+        let (blocks, _) = weights(Format::Q4_1, 8, 64);
+        assert!(blocks.columns_of(16..64).is_none() && blocks.columns_of(32..64).is_some());
+        let (squares, _) = weights(Format::Fp8E4m3, 8, 256);
+        assert!(squares.columns_of(64..256).is_none() && squares.columns_of(128..256).is_some());
+    }
+
+    #[test]
+    fn interleaved_heads_are_cut_between_heads() {
+        let stored: Vec<u8> = [0, 2, 1, 3, 4, 6, 5, 7].iter().flat_map(|n| (*n as f32).to_le_bytes()).collect();
+        let order = RowOrder::Interleaved { head_dim: 4 };
+        let matrix = Matrix::new(SharedBytes::owned(stored), Format::F32, 8, 1, order).unwrap();
+        let x = Tensor::ones((1, 1), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let head = matrix.rows_of(std::slice::from_ref(&(4..8))).unwrap();
+        assert_eq!(rows(&matmul(&x, Arc::new([head])).unwrap()), [[4.0, 5.0, 6.0, 7.0]]);
+        assert!(matrix.rows_of(std::slice::from_ref(&(2..6))).is_none());
     }
 }

@@ -1,5 +1,6 @@
 //! Weights where they lie.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::e4m3;
@@ -15,13 +16,15 @@ pub(in crate::backend::candle) struct Matrix {
     rows: usize,
     columns: usize,
     row_bytes: usize,
+    /// From a stored row to the next one: more than a row's bytes where this is some columns of a wider matrix.
+    stride: usize,
     order: RowOrder,
-    /// `[ceil(rows / SQUARE), ceil(columns / SQUARE)]`, times 256, where the format has scales beside its bytes.
+    /// `[ceil(stored rows / SQUARE), ceil(columns / SQUARE)]`, times 256, where the format has scales beside its bytes.
     scales: Arc<[f32]>,
 }
 
 /// Which stored row is which output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::backend::candle) enum RowOrder {
     /// As stored.
     Plain,
@@ -31,12 +34,12 @@ pub(in crate::backend::candle) enum RowOrder {
         /// Rows of a head.
         head_dim: usize,
     },
-    /// Runs of rows of two matrices take turns, and this is one of the two: Qwen3.5 stores each head's gate behind its query.
-    Alternating {
+    /// Some of the stored rows: runs of `run` of them, which begin at `starts`.
+    Picked {
         /// Rows of a run.
         run: usize,
-        /// 0 for the matrix whose run comes first, 1 for the other.
-        part: usize,
+        /// The first stored row of each.
+        starts: Arc<[usize]>,
     },
 }
 
@@ -91,20 +94,68 @@ impl Matrix {
             RowOrder::Interleaved { head_dim } => {
                 head_dim > 0 && head_dim.is_multiple_of(2) && rows.is_multiple_of(head_dim)
             }
-            // Made from a plain one only.
-            RowOrder::Alternating { .. } => false,
+            // Made of a whole matrix only.
+            RowOrder::Picked { .. } => false,
         };
-        (fits && ordered).then_some(Self { bytes, format, rows, columns, row_bytes, order, scales })
+        (fits && ordered).then_some(Self { bytes, format, rows, columns, row_bytes, stride: row_bytes, order, scales })
     }
 
-    /// The two matrices whose runs of `run` rows take turns in this one; `None` if they do not come out even, or this one is not
-    /// read as it is stored.
-    pub(in crate::backend::candle) fn alternating(self, run: usize) -> Option<[Self; 2]> {
-        if run == 0 || self.order != RowOrder::Plain || !self.rows.is_multiple_of(2 * run) {
+    /// The two matrices whose runs of `run` rows take turns in this one: Qwen3.5 stores each head's gates behind its queries.
+    /// `None` if they do not come out even.
+    pub(in crate::backend::candle) fn alternating(&self, run: usize) -> Option<[Self; 2]> {
+        if run == 0 || !self.rows.is_multiple_of(2 * run) {
             return None;
         }
-        let part = |part| Self { order: RowOrder::Alternating { run, part }, rows: self.rows / 2, ..self.clone() };
-        Some([part(0), part(1)])
+        let part = |part: usize| {
+            let runs = (part * run..self.rows).step_by(2 * run).map(|first| first..first + run);
+            self.rows_of(&runs.collect::<Vec<_>>())
+        };
+        Some([part(0)?, part(1)?])
+    }
+
+    /// Some of its outputs, in order. `None` where they are not there, or the rows of a head are stored in another order.
+    pub(in crate::backend::candle) fn rows_of(&self, ranges: &[Range<usize>]) -> Option<Self> {
+        if ranges.iter().any(|range| range.start >= range.end || range.end > self.rows) {
+            return None;
+        }
+        let rows = ranges.iter().map(Range::len).sum();
+        if let (RowOrder::Interleaved { head_dim }, [range]) = (&self.order, ranges) {
+            // Heads are reordered each within itself.
+            let whole = range.start.is_multiple_of(*head_dim) && range.end.is_multiple_of(*head_dim);
+            let bytes = self.bytes.part(range.start * self.stride..self.bytes.len())?;
+            return whole.then(|| Self { bytes, rows, ..self.clone() });
+        }
+        // Runs as long as all of them, and the runs of which this one is made, allow.
+        let own = match &self.order {
+            RowOrder::Plain => 0,
+            RowOrder::Picked { run, .. } => *run,
+            RowOrder::Interleaved { .. } => return None,
+        };
+        let run = ranges.iter().fold(own, |run, range| gcd(gcd(run, range.start), range.end));
+        let starts =
+            ranges.iter().flat_map(|range| range.clone().step_by(run)).map(|first| self.place(first)).collect();
+        Some(Self { order: RowOrder::Picked { run, starts }, rows, ..self.clone() })
+    }
+
+    /// Some of its columns. `None` where they are not there, or would cut through a block of the format or a square with one
+    /// scale.
+    pub(in crate::backend::candle) fn columns_of(&self, range: Range<usize>) -> Option<Self> {
+        if range.start >= range.end || range.end > self.columns {
+            return None;
+        }
+        let (skipped, row_bytes) = (self.format.row_bytes(range.start)?, self.format.row_bytes(range.len())?);
+        let mut scales = Arc::clone(&self.scales);
+        if self.is_eight_bit() {
+            let whole = |column: usize| column.is_multiple_of(SQUARE) || column == self.columns;
+            if !whole(range.start) || !whole(range.end) {
+                return None;
+            }
+            let across = self.columns.div_ceil(SQUARE);
+            let own = range.start / SQUARE..range.end.div_ceil(SQUARE);
+            scales = self.scales.chunks_exact(across).flat_map(|row| row[own.clone()].iter().copied()).collect();
+        }
+        let bytes = self.bytes.part(skipped..self.bytes.len())?;
+        Some(Self { bytes, columns: range.len(), row_bytes, scales, ..self.clone() })
     }
 
     pub(in crate::backend::candle) fn rows(&self) -> usize {
@@ -134,20 +185,20 @@ impl Matrix {
             }
             _ => &[],
         };
-        let bytes = |stored: usize| &self.bytes[stored * self.row_bytes..(stored + 1) * self.row_bytes];
+        let bytes = |stored: usize| &self.bytes[stored * self.stride..stored * self.stride + self.row_bytes];
         let ahead = if ahead < self.rows { bytes(self.place(ahead)) } else { &[] };
         StoredRow { bytes: bytes(stored), scales, ahead }
     }
 
     /// Which stored row output `row` is.
     fn place(&self, row: usize) -> usize {
-        match self.order {
+        match &self.order {
             RowOrder::Plain => row,
             RowOrder::Interleaved { head_dim } => {
                 let (head, within) = (row / head_dim, row % head_dim);
                 head * head_dim + 2 * (within % (head_dim / 2)) + within / (head_dim / 2)
             }
-            RowOrder::Alternating { run, part } => (2 * (row / run) + part) * run + row % run,
+            RowOrder::Picked { run, starts } => starts[row / run] + row % run,
         }
     }
 
@@ -164,6 +215,11 @@ impl Matrix {
             Format::Q8_0 => decode::<Q8_0>(row, out),
         }
     }
+}
+
+/// The greatest common divisor; of 0 and a number, the number.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn decode<D: Decode>(row: StoredRow<'_>, out: &mut [f32]) {

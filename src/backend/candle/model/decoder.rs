@@ -9,9 +9,11 @@ use candle_core::{Device, Result, Tensor, bail};
 use super::config::{DecoderConfig, FeedForwardKind, MixerKind};
 use super::layers::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, RopeTable, SparseMoe};
 use super::phases::{Phase, phases};
+use super::shards::Shard;
 use crate::backend::candle::cache::kv::LayerCache;
 use crate::backend::candle::cache::state::LayerState;
 use crate::backend::candle::kernels::{AttentionMap, Turns};
+use crate::backend::candle::parallel::Communicator;
 use crate::backend::candle::plan::StepPlan;
 use crate::backend::candle::weights::{LoadError, WeightSource};
 
@@ -53,6 +55,7 @@ struct Step<'a> {
     turns: Arc<Turns>,
     map: Arc<AttentionMap>,
     phases: Vec<Phase>,
+    comm: &'a dyn Communicator,
 }
 
 #[derive(Debug)]
@@ -62,14 +65,16 @@ enum FeedForward {
 }
 
 impl Decoder {
-    /// Takes the model's parts from `weights`.
+    /// Takes a rank's part of the model from `weights`, which `config` describes (see [`DecoderConfig::of_a_rank`]).
     pub(in crate::backend::candle) fn load(
         config: &DecoderConfig,
         weights: &dyn WeightSource,
+        shard: Shard,
         device: &Device,
     ) -> std::result::Result<Self, LoadError> {
         let prefix = config.prefix;
-        let embedding = weights.embedding(&format!("{prefix}.embed_tokens.weight"), config.vocab, config.hidden)?;
+        let embedding =
+            weights.embedding(&format!("{prefix}.embed_tokens.weight"), config.vocab, config.hidden, shard)?;
         let norm = |name: &str| weights.norm(name, config.hidden, config.norm);
         let layer = |index| {
             let prefix = format!("{prefix}.layers.{index}");
@@ -104,9 +109,10 @@ impl Decoder {
         &self,
         plan: &StepPlan,
         memories: &[LayerMemory],
+        comm: &dyn Communicator,
     ) -> Result<Option<Tensor>> {
-        let mut x = self.embedding.forward(&plan.tokens, &self.device)?;
-        let step = self.step(plan);
+        let mut x = comm.all_reduce_sum(&self.embedding.forward(&plan.tokens, &self.device)?)?;
+        let step = self.step(plan, comm);
         let mut added = None;
         for (layer, memory) in self.layers.iter().zip(memories) {
             let (sum, next) = layer.forward(&x, added.as_ref(), memory, &step)?;
@@ -131,9 +137,10 @@ impl Decoder {
         &self,
         plan: &StepPlan,
         memories: &[LayerMemory],
+        comm: &dyn Communicator,
     ) -> Result<Vec<Tensor>> {
-        let mut x = self.embedding.forward(&plan.tokens, &self.device)?;
-        let step = self.step(plan);
+        let mut x = comm.all_reduce_sum(&self.embedding.forward(&plan.tokens, &self.device)?)?;
+        let step = self.step(plan, comm);
         let mut added: Option<Tensor> = None;
         let mut outputs = Vec::new();
         for (layer, memory) in self.layers.iter().zip(memories) {
@@ -144,18 +151,19 @@ impl Decoder {
         Ok(outputs)
     }
 
-    fn step<'a>(&self, plan: &'a StepPlan) -> Step<'a> {
+    fn step<'a>(&self, plan: &'a StepPlan, comm: &'a dyn Communicator) -> Step<'a> {
         Step {
             slots: &plan.slots,
             turns: Arc::new(self.rope.at(&plan.positions)),
             map: Arc::new(AttentionMap::new(plan)),
             phases: phases(&plan.spans),
+            comm,
         }
     }
 
     /// `[rows, hidden]` of fin to logits `[rows, vocab]`.
-    pub(in crate::backend::candle) fn logits(&self, fin: &Tensor) -> Result<Tensor> {
-        self.output.forward(fin)
+    pub(in crate::backend::candle) fn logits(&self, fin: &Tensor, comm: &dyn Communicator) -> Result<Tensor> {
+        comm.all_gather_columns(&self.output.forward(fin)?)
     }
 }
 
@@ -173,9 +181,10 @@ impl Layer {
             None => (x.clone(), self.mixer_norm.forward(x)?),
             Some(added) => self.mixer_norm.forward_sum(x, added)?,
         };
-        let mixed = self.mixer.forward(&normed, memory, step)?;
+        // Each rank has the part of the sum that its heads, or its part of the width, give.
+        let mixed = step.comm.all_reduce_sum(&self.mixer.forward(&normed, memory, step)?)?;
         let (x, normed) = self.feed_forward_norm.forward_sum(&x, &mixed)?;
-        let added = self.feed_forward.forward(&normed)?;
+        let added = step.comm.all_reduce_sum(&self.feed_forward.forward(&normed)?)?;
         Ok((x, added))
     }
 }

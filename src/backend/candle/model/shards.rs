@@ -176,6 +176,6 @@ mod tests {
         };
         assert_eq!(ranges(Units::own(4, "heads"), 32, 2), [0..16, 16..32]);
         assert_eq!(ranges(Units::shared(2, "key heads"), 16, 4), [0..8, 0..8, 8..16, 8..16]);
-        assert_eq!(ranges(Units::own(6, "heads"), 6, 1), [0..6]);
+        assert_eq!(Units::own(6, "heads").range(6, Shard::WHOLE, None), Ok(0..6));
     }
 }

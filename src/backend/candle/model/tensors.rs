@@ -123,6 +123,7 @@ mod tests {
     use super::*;
     use crate::backend::candle::kernels::Matrix;
     use crate::backend::candle::model::decoder::Decoder;
+    use crate::backend::candle::model::shards::Shard;
     use crate::backend::candle::weights::{self, Fp8Activations, LoadError, WeightSource};
     use crate::checkpoint::Checkpoint;
 
@@ -168,7 +169,7 @@ mod tests {
             let weights =
                 weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
             let recorder = Recorder { weights, asked: RefCell::default() };
-            Decoder::load(&config, &recorder, &candle_core::Device::Cpu).unwrap();
+            Decoder::load(&config, &recorder, Shard::WHOLE, &candle_core::Device::Cpu).unwrap();
             let mut asked = recorder.asked.into_inner();
             let table = tensors(&config, recorder.weights.contains("lm_head.weight"));
             let mut table: Vec<_> = table.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();

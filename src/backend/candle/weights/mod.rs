@@ -7,6 +7,7 @@
 mod gguf;
 mod inventory;
 mod safetensors;
+mod sharded;
 mod synthetic;
 
 use std::path::PathBuf;
@@ -15,12 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::kernels::{Format, Matrix, RowOrder};
 use super::model::config::NormRule;
 use super::model::layers::{Embedding, Linear, RmsNorm};
+use super::model::shards::Shard;
 use crate::checkpoint::gguf::GgufError;
 use crate::checkpoint::{Checkpoint, SharedBytes};
 
 pub(super) use self::gguf::GgufWeights;
 pub(super) use self::inventory::Inventory;
 pub(super) use self::safetensors::SafetensorsWeights;
+pub(super) use self::sharded::ShardedWeights;
 pub(super) use self::synthetic::SyntheticWeights;
 
 /// What the name of a block-quantised matrix's scales has behind the matrix's own, as released checkpoints spell it. The
@@ -156,9 +159,15 @@ impl dyn WeightSource + '_ {
         Ok(Linear::new(self.matrix(name, output, input)?, self.rounds_activations()))
     }
 
-    /// A table of `vocab` rows of `hidden` values.
-    pub(super) fn embedding(&self, name: &str, vocab: usize, hidden: usize) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.matrix(name, vocab, hidden)?))
+    /// A rank's part of a table: `rows` rows of `hidden` values.
+    pub(super) fn embedding(
+        &self,
+        name: &str,
+        rows: usize,
+        hidden: usize,
+        shard: Shard,
+    ) -> Result<Embedding, LoadError> {
+        Ok(Embedding::new(self.matrix(name, rows, hidden)?, shard))
     }
 
     /// A norm over `len` values.
@@ -240,7 +249,7 @@ fn matrix(
         [rows, columns] => (rows, columns),
         _ => (0, 0),
     };
-    Matrix::new(bytes, format, rows, columns, order)
+    Matrix::new(bytes, format, rows, columns, order.clone())
         .ok_or_else(|| LoadError::Config(format!("{name}: {format:?} of {shape:?} cannot be read in {order:?} order")))
 }
 

@@ -10,6 +10,7 @@ use candle_core::DType;
 use serde_json::Value;
 
 use super::layers::{AttentionShape, DeltaShape, MoeShape, RopeTable};
+use super::shards::Units;
 use crate::backend::candle::cache::kv::KvShape;
 use crate::backend::candle::weights::{GgufHeads, LoadError};
 use crate::checkpoint::Checkpoint;
@@ -137,6 +138,58 @@ impl DecoderConfig {
     /// Bytes that the linear layers of one sequence remember, whatever its length.
     pub(in crate::backend::candle) fn state_bytes(&self) -> usize {
         self.linear.as_ref().map_or(0, |linear| self.linear_layers() * linear.shape.state_bytes())
+    }
+
+    /// One rank's part of the model: fewer heads, narrower blocks, a part of the vocabulary.
+    ///
+    /// # Errors
+    /// When heads do not divide over the ranks.
+    pub(in crate::backend::candle) fn of_a_rank(&self, world: usize) -> Result<Self, LoadError> {
+        let divided = |count: usize, what| {
+            let units = Units::own(count, what);
+            units.a_rank(world).map_err(|reason| LoadError::Config(format!("it does not split over ranks: {reason}")))
+        };
+        let attention = AttentionShape {
+            heads: divided(self.attention.heads, "query heads")?,
+            kv_heads: Units::shared(self.attention.kv_heads, "key heads")
+                .a_rank(world)
+                .map_err(|reason| LoadError::Config(format!("it does not split over ranks: {reason}")))?,
+            ..self.attention
+        };
+        let linear = match &self.linear {
+            None => None,
+            Some(linear) => Some(LinearLayers {
+                shape: DeltaShape {
+                    key_heads: divided(linear.shape.key_heads, "linear key heads")?,
+                    value_heads: divided(linear.shape.value_heads, "linear value heads")?,
+                    ..linear.shape
+                },
+                ..linear.clone()
+            }),
+        };
+        let moe = match &self.moe {
+            None => None,
+            Some(moe) => Some(MoeLayers {
+                shape: MoeShape {
+                    intermediate: divided(moe.shape.intermediate, "values of an expert's width")?,
+                    shared: match moe.shape.shared {
+                        None => None,
+                        Some(width) => Some(divided(width, "values of the shared expert's width")?),
+                    },
+                    ..moe.shape
+                },
+                ..moe.clone()
+            }),
+        };
+        let intermediate = divided(self.intermediate, "values of a feed-forward block's width")?;
+        Ok(Self {
+            vocab: divided(self.vocab, "vocabulary entries")?,
+            attention,
+            linear,
+            moe,
+            intermediate,
+            ..self.clone()
+        })
     }
 
     /// Head counts, for reading GGUF files.

@@ -4,27 +4,36 @@ use candle_core::{Device, Result, Tensor, bail};
 
 use super::Linear;
 use crate::backend::candle::kernels::Matrix;
+use crate::backend::candle::model::shards::Shard;
 
-/// `[vocab, hidden]`, as stored.
+/// `[vocab, hidden]`, as stored; or one rank's part of its rows.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct Embedding {
     table: Matrix,
+    /// The id of the first row.
+    first: usize,
+    /// Ids of the whole table.
+    vocab: usize,
 }
 
 impl Embedding {
-    pub(in crate::backend::candle) fn new(table: Matrix) -> Self {
-        Self { table }
+    /// The rows of a table that `shard` holds.
+    pub(in crate::backend::candle) fn new(table: Matrix, shard: Shard) -> Self {
+        Self { first: shard.rank * table.rows(), vocab: shard.world * table.rows(), table }
     }
 
-    /// Ids to vectors `[ids, hidden]`.
+    /// Ids to vectors `[ids, hidden]`; zeros for those whose rows another rank holds.
     pub(in crate::backend::candle) fn forward(&self, ids: &[u32], device: &Device) -> Result<Tensor> {
         let hidden = self.table.columns();
         let mut vectors = vec![0_f32; ids.len() * hidden];
         for (&id, vector) in ids.iter().zip(vectors.chunks_exact_mut(hidden)) {
-            if id as usize >= self.table.rows() {
-                bail!("token id {id} is outside the vocabulary of {}", self.table.rows());
+            let id = id as usize;
+            if id >= self.vocab {
+                bail!("token id {id} is outside the vocabulary of {}", self.vocab);
             }
-            self.table.decode_row(id as usize, vector);
+            if let Some(row) = id.checked_sub(self.first).filter(|row| *row < self.table.rows()) {
+                self.table.decode_row(row, vector);
+            }
         }
         Tensor::from_vec(vectors, (ids.len(), hidden), device)
     }

@@ -57,9 +57,9 @@ fn layers_and_states_agree_with_the_goldens() {
         let mut machine = Machine::open(&open(model), 512);
         machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::Next).unwrap();
         let (plan, _) = machine.scheduler.plan().unwrap();
-        let outputs = machine.runner.layer_outputs(&plan).unwrap();
+        let outputs = machine.runner.solo().layer_outputs(&plan).unwrap();
         let slot = plan.spans[0].state as usize;
-        for (layer, (output, memory)) in outputs.iter().zip(machine.runner.memories()).enumerate() {
+        for (layer, (output, memory)) in outputs.iter().zip(machine.runner.solo().memories()).enumerate() {
             let off = worst(output, &golden.tensors[&format!("p2.layer_out.{layer}")]);
             assert!(off < TOLERANCE, "{model}: layer {layer} gives values off by {off}");
             let LayerMemory::State(state) = memory else { continue };

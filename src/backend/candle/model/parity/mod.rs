@@ -3,21 +3,26 @@
 
 mod gguf;
 mod hybrid;
+mod ranks;
 mod verification;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::config::DecoderConfig;
 use super::decoder::Decoder;
-use crate::backend::candle::plan::BLOCK_TOKENS;
+use super::shards::Shard;
+use super::tensors::tensors;
+use crate::backend::candle::parallel::{self, Communicator, Solo, ThreadComm};
+use crate::backend::candle::plan::{BLOCK_TOKENS, StepPlan};
 use crate::backend::candle::runner::{MemorySize, ModelRunner};
 use crate::backend::candle::sampler::Sampler;
 use crate::backend::candle::scheduler::{Scheduler, SchedulerConfig, Wanted};
-use crate::backend::candle::weights::{self, Fp8Activations};
+use crate::backend::candle::weights::{self, Fp8Activations, ShardedWeights};
 use crate::backend::{SamplingParams, candle::EngineOptions};
 use crate::checkpoint::Checkpoint;
 
@@ -53,8 +58,39 @@ impl Golden {
 }
 
 struct Machine {
-    runner: ModelRunner,
+    runner: Runner,
     scheduler: Scheduler,
+}
+
+type Rows = Vec<Vec<f32>>;
+
+/// One rank, or several that share the model.
+enum Runner {
+    Solo(Box<ModelRunner<Solo>>),
+    Ranks(Vec<ModelRunner<ThreadComm>>),
+}
+
+impl Runner {
+    /// A step's rows of fin, and its rows of logits.
+    fn forward(&self, plan: &StepPlan) -> Option<(Rows, Rows)> {
+        let (fin, logits) = match self {
+            Self::Solo(runner) => runner.forward(plan).unwrap()?,
+            Self::Ranks(ranks) => std::thread::scope(|scope| {
+                let ranks: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.forward(plan).unwrap())).collect();
+                let mut answers: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+                answers.remove(0)
+            })?,
+        };
+        Some((fin.to_vec2().unwrap(), logits))
+    }
+
+    /// The only rank.
+    fn solo(&self) -> &ModelRunner<Solo> {
+        match self {
+            Self::Solo(runner) => runner,
+            Self::Ranks(_) => panic!("several ranks"),
+        }
+    }
 }
 
 /// How a machine is set up, where it matters to a test.
@@ -65,6 +101,7 @@ struct Settings {
     prefix_blocks: usize,
     kv_dtype: DType,
     activations: Fp8Activations,
+    ranks: usize,
 }
 
 impl Default for Settings {
@@ -76,7 +113,19 @@ impl Default for Settings {
             prefix_blocks: usize::MAX,
             kv_dtype: DType::F32,
             activations: Fp8Activations::default(),
+            ranks: 1,
         }
+    }
+}
+
+impl Settings {
+    fn sizes(self, config: &DecoderConfig) -> (Scheduler, MemorySize) {
+        let Self { prefill_chunk, blocks, prefix_blocks, kv_dtype, .. } = self;
+        let max_running = EngineOptions::default().max_running;
+        let snapshots = (config.linear_layers() > 0).then_some(8);
+        let config = SchedulerConfig { max_running, prefill_chunk, blocks, prefix_blocks, snapshots };
+        let size = MemorySize { blocks: blocks as usize, kv_dtype, states: config.state_slots() };
+        (Scheduler::new(config), size)
     }
 }
 
@@ -88,20 +137,27 @@ impl Machine {
     fn with(checkpoint: &Checkpoint, settings: Settings) -> Self {
         let config = DecoderConfig::read(checkpoint).unwrap();
         let weights = weights::open(checkpoint, config.gguf_heads(), settings.activations, &|_, _| {}).unwrap();
-        let model = Decoder::load(&config, weights.as_ref(), &Device::Cpu).unwrap();
-        Self::of(model, &config, settings)
+        if settings.ranks == 1 {
+            let model = Decoder::load(&config, weights.as_ref(), Shard::WHOLE, &Device::Cpu).unwrap();
+            return Self::of(model, &config, settings);
+        }
+        let own = config.of_a_rank(settings.ranks).unwrap();
+        let tensors = tensors(&config, weights.contains("lm_head.weight"));
+        let (scheduler, size) = settings.sizes(&config);
+        let rank = |comm: ThreadComm| {
+            let shard = Shard { rank: comm.rank(), world: comm.world() };
+            let part = ShardedWeights::new(weights.as_ref(), shard, &tensors);
+            let model = Decoder::load(&own, &part, shard, &Device::Cpu).unwrap();
+            ModelRunner::new(model, &own, size, comm, &Device::Cpu).unwrap()
+        };
+        let comms = parallel::world(settings.ranks, Duration::from_secs(60));
+        Self { runner: Runner::Ranks(comms.into_iter().map(rank).collect()), scheduler }
     }
 
     fn of(model: Decoder, config: &DecoderConfig, settings: Settings) -> Self {
-        let Settings { prefill_chunk, blocks, prefix_blocks, kv_dtype, .. } = settings;
-        let max_running = EngineOptions::default().max_running;
-        let snapshots = (config.linear_layers() > 0).then_some(8);
-        let scheduler = SchedulerConfig { max_running, prefill_chunk, blocks, prefix_blocks, snapshots };
-        let size = MemorySize { blocks: blocks as usize, kv_dtype, states: scheduler.state_slots() };
-        Self {
-            runner: ModelRunner::new(model, config, size, &Device::Cpu).unwrap(),
-            scheduler: Scheduler::new(scheduler),
-        }
+        let (scheduler, size) = settings.sizes(config);
+        let runner = ModelRunner::new(model, config, size, Solo, &Device::Cpu).unwrap();
+        Self { runner: Runner::Solo(Box::new(runner)), scheduler }
     }
 
     /// Runs all that was submitted, generations for so many steps; gives each sequence's fin rows and, for generations, chosen ids.
@@ -109,11 +165,11 @@ impl Machine {
         let mut answers: HashMap<u64, (Vec<Vec<f32>>, Vec<u32>)> = HashMap::new();
         let mut greedy = Sampler::new(SamplingParams::default(), &[]);
         while let Some((plan, uses)) = self.scheduler.plan() {
-            let Some((fin, logits)) = self.runner.forward(&plan).unwrap() else {
+            let Some((fin, logits)) = self.runner.forward(&plan) else {
                 continue;
             };
             let mut logits = logits.into_iter();
-            for (use_, row) in uses.iter().zip(fin.to_vec2::<f32>().unwrap()) {
+            for (use_, row) in uses.iter().zip(fin) {
                 let (rows, ids) = answers.entry(use_.sequence).or_default();
                 rows.push(row);
                 if use_.chooses {
@@ -139,7 +195,11 @@ fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
 
 /// All prompts of a golden, one after the other and then all in one batch, prompts' rows and answers both.
 fn check(checkpoint: &Checkpoint, golden: &Golden, prefill_chunk: usize) {
-    let mut machine = Machine::open(checkpoint, prefill_chunk);
+    check_with(checkpoint, golden, Settings { prefill_chunk, ..Settings::default() });
+}
+
+fn check_with(checkpoint: &Checkpoint, golden: &Golden, settings: Settings) {
+    let mut machine = Machine::with(checkpoint, settings);
     let longest = |prompt: &[u32]| prompt.len() + STEPS;
     for (at, (prompt, chosen)) in golden.prompts.iter().enumerate() {
         machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0)).unwrap();

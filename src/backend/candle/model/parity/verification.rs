@@ -68,6 +68,21 @@ fn an_honest_miner_with_other_settings_passes() {
     }
 }
 
+/// A model over several ranks adds in another order, which is hardly seen.
+#[test]
+fn an_honest_miner_with_more_ranks_passes() {
+    for (model, ranks) in [("tiny-llama", 4), ("tiny-qwen3_moe", 4), (BF16, 2)] {
+        let golden = Golden::load(model, "f32");
+        let settings = Settings { ranks, ..Settings::default() };
+        for (at, (prompt, answer)) in golden.prompts.iter().enumerate() {
+            let theirs = recompute(&mut Machine::with(&open(model), settings), prompt, answer);
+            let check = verify(&theirs, &recompute(&mut Machine::open(&open(model), 512), prompt, answer));
+            println!("{model} over {ranks} ranks, p{at}: {:?} mismatches of 128", mismatches(&check));
+            assert_eq!(mismatches(&check), [0, 0], "{model}, p{at}");
+        }
+    }
+}
+
 /// Keys and values in narrower forms are honest noise.
 #[test]
 fn an_honest_miner_with_narrow_keys_and_values_passes() {
@@ -170,7 +185,7 @@ fn a_miner_with_other_weights_is_rejected() {
         for (at, (prompt, answer)) in golden.prompts.iter().enumerate() {
             let weights =
                 weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
-            let model = Decoder::load(&config, &Tampered { weights, change }, &Device::Cpu).unwrap();
+            let model = Decoder::load(&config, &Tampered { weights, change }, Shard::WHOLE, &Device::Cpu).unwrap();
             let mut miner = Machine::of(model, &config, Settings::default());
             let theirs = recompute(&mut miner, prompt, answer);
             let check = verify(&theirs, &recompute(&mut Machine::open(&checkpoint, 512), prompt, answer));

@@ -1,0 +1,116 @@
+//! One model over several ranks: the goldens hold, and each rank's tensors are parts of the whole.
+
+use super::hybrid::{BF16, F32, FP8, open};
+use super::*;
+use crate::backend::candle::kernels::Matrix;
+use crate::backend::candle::model::shards::Split;
+use crate::backend::candle::weights::{LoadError, WeightSource};
+
+/// Fixtures, and over how many ranks they split.
+const SPLITS: [(&str, &[usize]); 5] =
+    [("tiny-llama", &[2, 4]), ("tiny-qwen3", &[2]), ("tiny-qwen3_moe", &[2, 4]), (F32, &[2]), (BF16, &[2])];
+
+#[test]
+fn ids_and_rows_are_those_of_one_rank() {
+    for (model, worlds) in SPLITS {
+        for &ranks in worlds {
+            for prefill_chunk in [512, 7] {
+                let settings = Settings { prefill_chunk, ranks, ..Settings::default() };
+                check_with(&open(model), &Golden::load(model, "f32"), settings);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_that_does_not_split_is_refused_with_the_reason() {
+    let of_a_rank = |model: &str, world| DecoderConfig::read(&open(model)).unwrap().of_a_rank(world).map(|_| ());
+    let refusal = |model, world| of_a_rank(model, world).unwrap_err().to_string();
+    assert!(refusal("tiny-llama", 3).contains("8 query heads do not divide over 3"));
+    assert!(refusal(F32, 4).contains("2 linear key heads do not divide over 4"));
+    // Heads divide, but a rank's part of an expert would share a scale with the other's.
+    assert!(of_a_rank(FP8, 2).is_ok());
+    let config = DecoderConfig::read(&open(FP8)).unwrap();
+    let checkpoint = open(FP8);
+    let weights = weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
+    let tensors = tensors(&config, true);
+    let shard = Shard { rank: 0, world: 2 };
+    let part = ShardedWeights::new(weights.as_ref(), shard, &tensors);
+    let refusal = Decoder::load(&config.of_a_rank(2).unwrap(), &part, shard, &Device::Cpu).unwrap_err().to_string();
+    assert!(refusal.contains("split a square of 128 weights"), "{refusal}");
+}
+
+fn decoded(matrix: &Matrix) -> Vec<Vec<f32>> {
+    let mut rows = vec![vec![0_f32; matrix.columns()]; matrix.rows()];
+    for (at, row) in rows.iter_mut().enumerate() {
+        matrix.decode_row(at, row);
+    }
+    rows
+}
+
+/// A tensor of any shape as rows.
+fn rows(weights: &dyn WeightSource, name: &str, shape: &[usize]) -> Result<Vec<Vec<f32>>, LoadError> {
+    Ok(match *shape {
+        [len] => decoded(&weights.vector(name, len)?),
+        [output, input] => decoded(&weights.matrix(name, output, input)?),
+        [count, output, input] => weights.stack(name, count, output, input)?.iter().flat_map(decoded).collect(),
+        _ => panic!("a shape {shape:?}"),
+    })
+}
+
+/// The parts of all ranks, put together again by the rule, are the tensor.
+#[test]
+fn every_tensors_parts_put_together_are_the_tensor() {
+    let mut seen = 0;
+    for (model, worlds) in SPLITS {
+        let checkpoint = open(model);
+        let config = DecoderConfig::read(&checkpoint).unwrap();
+        let weights = weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
+        let tensors = tensors(&config, weights.contains("lm_head.weight"));
+        for (&world, spec) in worlds.iter().flat_map(|world| tensors.iter().map(move |spec| (world, spec))) {
+            let Ok(whole) = rows(weights.as_ref(), &spec.name, &spec.shape) else {
+                // Fused experts have no tensors of their own; the goldens show that their parts are right.
+                assert!(spec.name.contains(".experts."), "{}", spec.name);
+                continue;
+            };
+            let parts: Vec<Vec<Vec<f32>>> = (0..world)
+                .map(|rank| {
+                    let part = ShardedWeights::new(weights.as_ref(), Shard { rank, world }, &tensors);
+                    rows(&part, &spec.name, &spec.split.shape(&spec.shape, world, None).unwrap()).unwrap()
+                })
+                .collect();
+            let vector = spec.shape.len() == 1;
+            let together: Vec<Vec<f32>> = match &spec.split {
+                Split::Replicated => {
+                    assert!(parts.iter().all(|part| part == &whole), "{model}: {}", spec.name);
+                    whole.clone()
+                }
+                // A vector's values stand in one row.
+                Split::Rows(_) if vector => vec![parts.iter().flat_map(|part| part[0].clone()).collect()],
+                Split::Rows(kinds) => {
+                    let mut together = Vec::new();
+                    let mut first = 0;
+                    for kind in kinds {
+                        // Where there are fewer units than ranks, neighbours hold the same.
+                        let copies = (world / kind.units.count.max(1)).max(1);
+                        let own = kind.rows * copies / world;
+                        for part in parts.iter().step_by(copies) {
+                            together.extend_from_slice(&part[first..first + own]);
+                        }
+                        for pair in parts.chunks(copies) {
+                            assert!(pair.iter().all(|part| part[first..first + own] == pair[0][first..first + own]));
+                        }
+                        first += own;
+                    }
+                    together
+                }
+                Split::Columns(_) => (0..whole.len())
+                    .map(|row| parts.iter().flat_map(|part| part[row].iter().copied()).collect())
+                    .collect(),
+            };
+            assert_eq!(together, whole, "{model}: {} over {world}", spec.name);
+            seen += 1;
+        }
+    }
+    assert!(seen > 300, "{seen} tensors");
+}

@@ -1,0 +1,241 @@
+//! Ranks as threads of one process that meet in memory: sharding can be proven on any machine.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use candle_core::{Error, Result, Tensor, bail};
+
+use super::Communicator;
+
+/// One rank's end of a world of threads.
+///
+/// When it is dropped the world is over for the others: a rank that ends, for whatever reason, is missed at once and not only when
+/// their patience ends.
+pub(in crate::backend::candle) struct ThreadComm {
+    rank: usize,
+    world: usize,
+    meeting: Arc<Meeting>,
+}
+
+/// Where the ranks of a world meet.
+struct Meeting {
+    patience: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A round goes from the first rank's arrival to the last one's departure.
+#[derive(Default)]
+struct State {
+    /// What each rank has brought to this round.
+    brought: Vec<Option<Tensor>>,
+    /// What came of it, once all were there.
+    result: Option<Tensor>,
+    /// Ranks that still have to take it.
+    to_leave: usize,
+    /// Why no round can come to an end any more.
+    broken: Option<String>,
+}
+
+/// A world of `count` ranks that wait for one another for so long at most.
+pub(in crate::backend::candle) fn world(count: usize, patience: Duration) -> Vec<ThreadComm> {
+    let state = State { brought: vec![None; count], ..State::default() };
+    let meeting = Arc::new(Meeting { patience, state: Mutex::new(state), changed: Condvar::new() });
+    (0..count).map(|rank| ThreadComm { rank, world: count, meeting: Arc::clone(&meeting) }).collect()
+}
+
+impl ThreadComm {
+    /// Brings a tensor to the meeting; the last to come makes of all of them, in the order of the ranks, what each takes away.
+    fn meet(&self, x: &Tensor, join: impl FnOnce(Vec<Tensor>) -> Result<Tensor>) -> Result<Tensor> {
+        let Meeting { patience, changed, .. } = &*self.meeting;
+        let until = Instant::now() + *patience;
+        // The former round's result must have been taken by all.
+        let mut state = self.wait(self.meeting.lock(), until, |state| state.to_leave == 0)?;
+        if let Some(reason) = &state.broken {
+            bail!("{reason}");
+        }
+        state.brought[self.rank] = Some(x.clone());
+        if state.brought.iter().all(Option::is_some) {
+            let joined = join(state.brought.iter_mut().filter_map(Option::take).collect());
+            match joined {
+                Ok(joined) => (state.result, state.to_leave) = (Some(joined), self.world),
+                Err(error) => state.broken = Some(error.to_string()),
+            }
+            changed.notify_all();
+        }
+        let mut state = self.wait(state, until, |state| state.to_leave > 0 && state.brought[self.rank].is_none())?;
+        let result = state.result.clone();
+        state.to_leave -= 1;
+        if state.to_leave == 0 {
+            state.result = None;
+            changed.notify_all();
+        }
+        result.ok_or_else(|| Error::Msg("a round of ranks ended without a result".into()))
+    }
+
+    /// Waits until `ready`, or fails for all.
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        until: Instant,
+        ready: impl Fn(&State) -> bool,
+    ) -> Result<MutexGuard<'a, State>> {
+        loop {
+            // A round that all came to is over for each of them, even if one has left and ended since.
+            if ready(&state) {
+                return Ok(state);
+            }
+            if let Some(reason) = &state.broken {
+                bail!("{reason}");
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let reason = format!(
+                    "rank {} waited {} s for another rank, which hangs or is gone",
+                    self.rank,
+                    self.meeting.patience.as_secs()
+                );
+                self.meeting.fail(&mut state, reason.clone());
+                bail!("{reason}");
+            }
+            state = self.meeting.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Meeting {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A rank that panicked while it held the lock has left nothing half done that another would read: it is then broken.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, state: &mut State, reason: String) {
+        state.broken.get_or_insert(reason);
+        self.changed.notify_all();
+    }
+}
+
+impl Drop for ThreadComm {
+    fn drop(&mut self) {
+        self.meeting.fail(&mut self.meeting.lock(), format!("rank {} has ended", self.rank));
+    }
+}
+
+impl Communicator for ThreadComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn all_reduce_sum(&self, x: &Tensor) -> Result<Tensor> {
+        self.meet(x, |all| {
+            let mut all = all.into_iter();
+            let Some(first) = all.next() else { bail!("a world without ranks") };
+            all.try_fold(first, |sum, x| {
+                if sum.shape() != x.shape() {
+                    bail!("ranks bring tensors of {:?} and {:?} to one sum", sum.shape(), x.shape());
+                }
+                &sum + &x
+            })
+        })
+    }
+
+    fn all_gather_columns(&self, x: &Tensor) -> Result<Tensor> {
+        self.meet(x, |all| Tensor::cat(&all, 1))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let nothing = Tensor::zeros(1, candle_core::DType::F32, &candle_core::Device::Cpu)?;
+        self.meet(&nothing, |_| Ok(nothing.clone())).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// What each rank gets from `work`, run on a thread of its own.
+    fn on_ranks<T: Send>(
+        comms: Vec<ThreadComm>,
+        work: impl Fn(&ThreadComm) -> T + Sync,
+    ) -> Vec<std::thread::Result<T>> {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || work(&comm))).collect();
+            ranks.into_iter().map(|rank| rank.join()).collect()
+        })
+    }
+
+    fn row(values: &[f32]) -> Tensor {
+        Tensor::from_slice(values, (1, values.len()), &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn sums_are_in_the_order_of_ranks_and_gathers_side_by_side() {
+        for count in [1, 2, 4] {
+            let results = on_ranks(world(count, PATIENCE), |comm| {
+                let mut sums = Vec::new();
+                for round in 0..200 {
+                    // So different in size that another order of addition gives other bits.
+                    let x = [1e8, 3.7, -1e8, 0.01][comm.rank()] + round as f32;
+                    let sum = comm.all_reduce_sum(&row(&[x])).unwrap().to_vec2::<f32>().unwrap()[0][0];
+                    let all = comm.all_gather_columns(&row(&[x, 1.0])).unwrap();
+                    comm.barrier().unwrap();
+                    sums.push((sum, all.to_vec2::<f32>().unwrap().remove(0)));
+                }
+                sums
+            });
+            for sums in results {
+                for (round, (sum, all)) in sums.unwrap().into_iter().enumerate() {
+                    let x: Vec<f32> = [1e8, 3.7, -1e8, 0.01].iter().take(count).map(|x| x + round as f32).collect();
+                    assert_eq!(sum, x.iter().skip(1).fold(x[0], |sum, x| sum + x));
+                    assert_eq!(all, x.iter().flat_map(|x| [*x, 1.0]).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_panics_is_missed_at_once() {
+        let began = Instant::now();
+        let results = on_ranks(world(3, PATIENCE), |comm| {
+            if comm.rank() == 1 {
+                std::panic::resume_unwind(Box::new("a fault"));
+            }
+            comm.all_reduce_sum(&row(&[1.0])).unwrap_err().to_string()
+        });
+        assert!(began.elapsed() < PATIENCE / 2);
+        assert!(results[1].is_err());
+        for rank in [0, 2] {
+            let reason = results[rank].as_ref().unwrap();
+            assert!(reason.contains("rank 1 has ended"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_hangs_is_waited_for_no_longer_than_said() {
+        let mut comms = world(2, Duration::from_millis(20));
+        // The other rank is there and never comes.
+        let other = comms.pop().unwrap();
+        let reason = comms[0].barrier().unwrap_err().to_string();
+        assert!(reason.contains("rank 0 waited"), "{reason}");
+        assert!(other.barrier().unwrap_err().to_string().contains("rank 0 waited"), "and it hears of that");
+    }
+
+    #[test]
+    fn ranks_that_disagree_fail_together() {
+        let results = on_ranks(world(2, PATIENCE), |comm| {
+            let x = if comm.rank() == 0 { row(&[1.0]) } else { row(&[1.0, 2.0]) };
+            comm.all_reduce_sum(&x).unwrap_err().to_string()
+        });
+        for reason in results {
+            assert!(reason.unwrap().contains("to one sum"));
+        }
+    }
+}
