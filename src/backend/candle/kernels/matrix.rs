@@ -202,6 +202,11 @@ impl Matrix {
         }
     }
 
+    /// The stored bytes of output `row`.
+    pub(in crate::backend::candle) fn row_bytes(&self, row: usize) -> &[u8] {
+        self.row(row, self.rows).bytes
+    }
+
     /// One row's weights as f32, into `out` (`[columns]`).
     pub(in crate::backend::candle) fn decode_row(&self, row: usize, out: &mut [f32]) {
         let row = self.row(row, self.rows);

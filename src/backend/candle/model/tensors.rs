@@ -144,6 +144,10 @@ mod tests {
             self.weights.contains(name)
         }
 
+        fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError> {
+            self.weights.read(name, matrix)
+        }
+
         fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
             self.note(name, &[output, input]);
             self.weights.matrix(name, output, input)

@@ -48,7 +48,6 @@ impl<'a> GgufWeights<'a> {
             name: stored.clone(),
             source,
         })?;
-        self.progress.read(&bytes);
         let rows = shape.first().copied().unwrap_or_default();
         let order = match stored.rsplit('.').nth(1) {
             Some("attn_q") => RowOrder::Interleaved { head_dim: rows / self.heads.query },
@@ -66,6 +65,10 @@ impl<'a> GgufWeights<'a> {
 impl WeightSource for GgufWeights<'_> {
     fn contains(&self, name: &str) -> bool {
         stored_name(name).is_some_and(|name| self.file.tensor(&name).is_some())
+    }
+
+    fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError> {
+        self.progress.read(name, matrix)
     }
 
     fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {

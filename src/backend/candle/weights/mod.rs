@@ -13,7 +13,7 @@ mod synthetic;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::kernels::{Format, Matrix, RowOrder};
+use super::kernels::{Format, Matrix, RowOrder, first_nan};
 use super::model::config::NormRule;
 use super::model::layers::{Embedding, Linear, RmsNorm};
 use super::model::shards::Shard;
@@ -133,7 +133,8 @@ pub enum Fp8Activations {
     Dynamic,
 }
 
-/// Where a model's parts come from.
+/// Where a model's parts come from. What it gives is a view of stored bytes: they are read when [`WeightSource::read`] is told
+/// which of them are wanted.
 pub(super) trait WeightSource {
     /// Whether a tensor is there.
     fn contains(&self, name: &str) -> bool;
@@ -142,6 +143,12 @@ pub(super) trait WeightSource {
     fn rounds_activations(&self) -> bool {
         false
     }
+
+    /// Brings a matrix's bytes into memory and looks through them.
+    ///
+    /// # Errors
+    /// When a weight is no number.
+    fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError>;
 
     /// Weights `[output, input]`, as they are stored.
     fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError>;
@@ -156,7 +163,13 @@ pub(super) trait WeightSource {
 impl dyn WeightSource + '_ {
     /// A projection `[output, input]`.
     pub(super) fn linear(&self, name: &str, output: usize, input: usize) -> Result<Linear, LoadError> {
-        Ok(Linear::new(self.matrix(name, output, input)?, self.rounds_activations()))
+        self.linear_of(name, self.matrix(name, output, input)?)
+    }
+
+    /// A projection with these weights, which are called `name`.
+    pub(super) fn linear_of(&self, name: &str, matrix: Matrix) -> Result<Linear, LoadError> {
+        self.read(name, &matrix)?;
+        Ok(Linear::new(matrix, self.rounds_activations()))
     }
 
     /// A rank's part of a table: `rows` rows of `hidden` values.
@@ -167,7 +180,9 @@ impl dyn WeightSource + '_ {
         hidden: usize,
         shard: Shard,
     ) -> Result<Embedding, LoadError> {
-        Ok(Embedding::new(self.matrix(name, rows, hidden)?, shard))
+        let table = self.matrix(name, rows, hidden)?;
+        self.read(name, &table)?;
+        Ok(Embedding::new(table, shard))
     }
 
     /// A norm over `len` values.
@@ -220,14 +235,29 @@ impl<'a> Progress<'a> {
         Self { done: AtomicU64::new(0), total, tell }
     }
 
-    /// Brings mapped bytes into memory, so that the first request does not wait for the disk.
-    fn read(&self, bytes: &[u8]) {
+    /// Brings a mapped matrix into memory, so that the first request does not wait for the disk.
+    fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError> {
         // The smallest page that any of our machines has: one byte of each is enough.
         const PAGE: usize = 4096;
-        for part in bytes.chunks(PAGE << 8) {
-            std::hint::black_box(part.iter().step_by(PAGE).fold(0_u8, |sum, byte| sum ^ byte));
-            self.add(part.len() as u64);
+        /// Told of in larger portions: a large model has tens of millions of rows.
+        const PORTION: u64 = 1 << 20;
+        let mut untold = 0;
+        for row in 0..matrix.rows() {
+            let bytes = matrix.row_bytes(row);
+            if matrix.is_eight_bit()
+                && let Some(column) = first_nan(bytes)
+            {
+                let found = format!("no number in row {row}, column {column}");
+                return Err(LoadError::Value { name: name.into(), found });
+            }
+            std::hint::black_box(bytes.iter().step_by(PAGE).fold(0_u8, |sum, byte| sum ^ byte));
+            untold += bytes.len() as u64;
+            if untold >= PORTION {
+                self.add(std::mem::take(&mut untold));
+            }
         }
+        self.add(untold);
+        Ok(())
     }
 
     fn add(&self, bytes: u64) {

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use serde_json::Value;
 
 use super::{Fp8Activations, LoadError, Progress, ProgressFn, SCALE_SUFFIX, WeightSource, check_shape, matrix};
-use crate::backend::candle::kernels::{Format, Matrix, RowOrder, SQUARE, first_nan};
+use crate::backend::candle::kernels::{Format, Matrix, RowOrder, SQUARE};
 use crate::checkpoint::SharedBytes;
 
 const READABLE: &str = "F32, F16 and BF16, and matrices of F8_E4M3,";
@@ -61,10 +61,6 @@ impl<'a> SafetensorsWeights<'a> {
     /// Eight-bit weights with the scales of their squares, which stand under the name `{name}_scale_inv` and multiply in spite
     /// of it. The checkpoint's list of what was not converted is not asked: a tensor's own type says it.
     fn scaled(&self, name: &str, rows: usize, columns: usize, bytes: SharedBytes) -> Result<Matrix, LoadError> {
-        if let Some(at) = first_nan(&bytes) {
-            let found = format!("no number in row {}, column {}", at / columns.max(1), at % columns.max(1));
-            return Err(LoadError::Value { name: name.into(), found });
-        }
         let scale_name = format!("{name}{SCALE_SUFFIX}");
         let (down, across) = (rows.div_ceil(SQUARE), columns.div_ceil(SQUARE));
         let (dtype, stored) = self.stored(&scale_name, &[down, across])?;
@@ -88,7 +84,6 @@ impl<'a> SafetensorsWeights<'a> {
         check_shape(name, shape, &info.shape)?;
         let (start, end) = info.data_offsets;
         let bytes = SharedBytes::mapped(&file.map, file.data + start..file.data + end).ok_or_else(missing)?;
-        self.progress.read(&bytes);
         Ok((info.dtype, bytes))
     }
 }
@@ -110,6 +105,10 @@ fn plain(name: &str, dtype: Dtype, shape: &[usize], bytes: SharedBytes) -> Resul
 impl WeightSource for SafetensorsWeights<'_> {
     fn contains(&self, name: &str) -> bool {
         self.home.contains_key(name)
+    }
+
+    fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError> {
+        self.progress.read(name, matrix)
     }
 
     fn rounds_activations(&self) -> bool {
@@ -209,7 +208,9 @@ mod tests {
         });
         serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
         let weights = SafetensorsWeights::open(folder.path(), Fp8Activations::default(), &|_, _| {}).unwrap();
-        WeightSource::matrix(&weights, NAME, shape.0, shape.1)
+        let matrix = WeightSource::matrix(&weights, NAME, shape.0, shape.1)?;
+        weights.read(NAME, &matrix)?;
+        Ok(matrix)
     }
 
     fn bf16(values: &[f32]) -> Vec<u8> {

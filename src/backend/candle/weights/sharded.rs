@@ -59,6 +59,10 @@ impl WeightSource for ShardedWeights<'_> {
         self.weights.contains(name)
     }
 
+    fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError> {
+        self.weights.read(name, matrix)
+    }
+
     fn rounds_activations(&self) -> bool {
         self.weights.rounds_activations()
     }

@@ -53,8 +53,8 @@ impl Attention {
             let unfit =
                 || LoadError::Config(format!("{name} does not hold queries and gates of {} heads", shape.heads));
             let both = weights.matrix(&name, 2 * shape.heads * dim, hidden)?;
-            let [queries, gates] =
-                both.alternating(dim).ok_or_else(unfit)?.map(|part| Linear::new(part, weights.rounds_activations()));
+            let [queries, gates] = both.alternating(dim).ok_or_else(unfit)?;
+            let (queries, gates) = (weights.linear_of(&name, queries)?, weights.linear_of(&name, gates)?);
             Linear::joined([queries, keys, values, gates])
         } else {
             Linear::joined([linear("q_proj", shape.heads * dim)?, keys, values])

@@ -46,13 +46,15 @@ impl SparseMoe {
         shape: MoeShape,
     ) -> std::result::Result<Self, LoadError> {
         let (count, intermediate) = (shape.experts, shape.intermediate);
-        let (inputs, outputs) = (format!("{prefix}.experts.gate_up_proj"), format!("{prefix}.experts.down_proj"));
+        let (gate_up, down) = (format!("{prefix}.experts.gate_up_proj"), format!("{prefix}.experts.down_proj"));
         // Released either as one tensor of all experts or as tensors of their own.
-        let experts = if weights.contains(&inputs) {
-            let inputs = weights.stack(&inputs, count, 2 * intermediate, hidden)?;
-            let outputs = weights.stack(&outputs, count, hidden, intermediate)?;
-            let linear = |matrix| Linear::new(matrix, weights.rounds_activations());
-            inputs.into_iter().zip(outputs).map(|(inputs, down)| Mlp::new(linear(inputs), linear(down))).collect()
+        let experts = if weights.contains(&gate_up) {
+            let inputs = weights.stack(&gate_up, count, 2 * intermediate, hidden)?;
+            let outputs = weights.stack(&down, count, hidden, intermediate)?;
+            let both = inputs.into_iter().zip(outputs);
+            let expert =
+                |(input, output)| Ok(Mlp::new(weights.linear_of(&gate_up, input)?, weights.linear_of(&down, output)?));
+            both.map(expert).collect::<std::result::Result<_, LoadError>>()?
         } else {
             let expert = |e| Mlp::load(weights, &format!("{prefix}.experts.{e}"), hidden, intermediate);
             (0..count).map(expert).collect::<std::result::Result<_, _>>()?

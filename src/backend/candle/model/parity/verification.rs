@@ -138,6 +138,10 @@ impl WeightSource for Tampered<'_> {
         self.weights.contains(name)
     }
 
+    fn read(&self, name: &str, matrix: &Matrix) -> Result<(), LoadError> {
+        self.weights.read(name, matrix)
+    }
+
     fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
         Ok(self.change(name, &self.weights.matrix(name, output, input)?))
     }
