@@ -72,7 +72,8 @@ pub struct BenchEngineArgs {
     /// Tokens of each answer; at least 2, since the first one belongs to the prompt's time.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_most::<usize>(1 << 20))]
     pub new_tokens: usize,
-    /// Requests at once; several values are measured one after the other.
+    /// Requests at once, which run all together whatever --max-running-requests says; several values are measured one after the
+    /// other.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = at_most::<usize>(1024))]
     pub batch: Vec<usize>,
     /// Whether rows are folded into proofs.
@@ -113,16 +114,16 @@ pub struct ModelArgs {
 #[derive(Debug, Args)]
 pub struct EngineArgs {
     /// Requests that make progress at once; more wait.
-    #[arg(long, env = "ENGY_MAX_RUNNING", value_name = "N", default_value_t = EngineOptions::default().max_running)]
+    #[arg(long, env = "ENGY_MAX_RUNNING", value_name = "N", default_value_t = EngineOptions::default().max_running, value_parser = at_most::<usize>(1 << 16))]
     pub max_running_requests: usize,
     /// Prompt tokens a step: small keeps others' tokens coming, large reads prompts faster.
     #[arg(long, env = "ENGY_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = EngineOptions::default().prefill_chunk)]
     pub chunked_prefill_size: usize,
     /// Tokens that the key/value cache holds, over all requests [default: the model's context, within 2 GiB].
-    #[arg(long, env = "ENGY_MAX_TOTAL_TOKENS", value_name = "TOKENS")]
+    #[arg(long, env = "ENGY_MAX_TOTAL_TOKENS", value_name = "TOKENS", value_parser = at_most::<usize>(1 << 40))]
     pub max_total_tokens: Option<usize>,
     /// Share of the free memory that this cache may take, in place of a number of tokens [default: 2 GiB].
-    #[arg(long, env = "ENGY_MEM_FRACTION", value_name = "0..1", conflicts_with = "max_total_tokens")]
+    #[arg(long, env = "ENGY_MEM_FRACTION", value_name = "0..1", conflicts_with = "max_total_tokens", value_parser = share)]
     pub mem_fraction: Option<f64>,
     /// How keys and values are stored: narrower holds more tokens and moves hidden states by its rounding.
     #[arg(long, env = "ENGY_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Auto)]
@@ -140,6 +141,9 @@ pub struct EngineArgs {
     /// Ranks that share the model, each with a part of the weights and of the processor's threads (tensor parallelism).
     #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
     pub tp_size: usize,
+    /// Where the ranks run, one entry each [default: all on the processor].
+    #[arg(long, env = "ENGY_DEVICES", value_name = "DEVICE,...", value_delimiter = ',')]
+    pub devices: Option<Vec<String>>,
 }
 
 /// A form of activations in eight-bit products.
@@ -313,6 +317,14 @@ pub struct PlanArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A number above 0, up to 1.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("it must be above 0 and at most 1".into()),
+    }
 }
 
 /// A whole number from 1 to `most`.

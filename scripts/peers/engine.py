@@ -7,9 +7,9 @@ PROGRAM = ROOT / "target/release/engy-miner"
 
 
 def measure(program, checkpoint, load, kv_cache_dtype):
-    """One run. `--max-running-requests` sizes the key/value cache for this batch and no more."""
+    """One run. Its cache holds the requests of this batch and no more."""
     out = run(program, "bench", "engine", "--checkpoint", checkpoint, "--threads", load.threads, "--batch", load.batch,
-              "--max-running-requests", load.batch, "--kv-cache-dtype", kv_cache_dtype, "--proofs", "on", "--repeats", 1,
+              "--kv-cache-dtype", kv_cache_dtype, "--proofs", "on", "--repeats", 1,
               "--prompt-tokens", load.prompt, "--new-tokens", load.answer, "--json")
     line = json.loads(out)
     return Figures(*(line[field] for field in Figures._fields))

@@ -36,6 +36,12 @@ impl SharedBytes {
         Some(Self { store: self.store.clone(), range: start + range.start..start + range.end })
     }
 
+    /// Whether these lie in a mapped file.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.store, Store::Mapped(_))
+    }
+
     /// A buffer.
     #[must_use]
     pub fn owned(bytes: Vec<u8>) -> Self {

@@ -27,8 +27,17 @@ pub(super) fn spec(args: &ModelArgs, default: &str) -> anyhow::Result<ModelSpec>
 }
 
 /// The engine's options by its flags.
-pub(super) fn options(args: &EngineArgs) -> EngineOptions {
-    EngineOptions {
+pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
+    if let Some(devices) = &args.devices {
+        let (ranks, count) = (args.tp_size, devices.len());
+        if let Some(other) = devices.iter().find(|device| *device != "cpu") {
+            bail!("--devices names {other:?}: this build computes on the processor alone; write cpu");
+        }
+        if count != ranks {
+            bail!("--devices names {count} and --tp-size says {ranks}: each rank has one device");
+        }
+    }
+    Ok(EngineOptions {
         max_running: args.max_running_requests,
         prefill_chunk: args.chunked_prefill_size,
         max_total_tokens: args.max_total_tokens,
@@ -38,12 +47,12 @@ pub(super) fn options(args: &EngineArgs) -> EngineOptions {
         ranks: args.tp_size,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
-    }
+    })
 }
 
 /// Loads the candle backend, off the async threads.
 pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
-    let (options, checkpoint) = (options(args), checkpoint.clone());
+    let (options, checkpoint) = (options(args)?, checkpoint.clone());
     let path = checkpoint.path();
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     shown(name, move |progress| CandleBackend::open(&checkpoint, &options, progress)).await
@@ -51,7 +60,7 @@ pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow
 
 /// The candle backend with random weights, for benchmarks.
 pub(super) async fn synthetic(model: SyntheticModel, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
-    let options = options(args);
+    let options = options(args)?;
     shown("random weights".into(), move |progress| CandleBackend::synthetic(&model, &options, progress)).await
 }
 

@@ -8,7 +8,10 @@ mod mine;
 mod plan;
 mod verify;
 
+use std::io;
 use std::process::ExitCode;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{BenchCommand, Command};
 
@@ -28,16 +31,20 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Resolves on Ctrl-C or a termination signal.
-async fn interrupted() {
-    let terminate = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
+/// Resolves on Ctrl-C or a termination signal. Listens from the call on, not only once it is waited for: a signal in between
+/// would end the process without a word.
+fn interrupted() -> impl Future<Output = ()> {
+    let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    let first = |listener: io::Result<Signal>| async move {
+        match listener {
+            Ok(mut listener) => drop(listener.recv().await),
             Err(_) => std::future::pending().await,
         }
     };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        () = terminate => {}
+    async move {
+        tokio::select! {
+            () = first(interrupt) => {}
+            () = first(terminate) => {}
+        }
     }
 }

@@ -94,9 +94,9 @@ impl MemoryPlan {
         options: &EngineOptions,
         free: Option<u64>,
     ) -> Result<Self, LoadError> {
-        let tensors = tensors(config, false);
-        let rank = RankPlan::of(&Inventory::synthetic(&tensors), &tensors, config, options, 1)?;
-        Ok(Self::over(rank, 1, config, options, free))
+        let (tensors, world) = (tensors(config, false), options.ranks.max(1));
+        let rank = RankPlan::of(&Inventory::synthetic(&tensors), &tensors, config, options, world)?;
+        Ok(Self::over(rank, world, config, options, free))
     }
 
     /// Ranks hold equal parts.
@@ -106,7 +106,7 @@ impl MemoryPlan {
         let (weights_bytes, kv_bytes_per_token) = (all(weights_bytes), all(kv_bytes_per_token));
         let state_bytes_per_sequence = all(state_bytes_per_sequence);
         let snapshots = snapshots(state_bytes_per_sequence, options);
-        let states = options.max_running.max(1) as u64 + u64::from(snapshots.unwrap_or_default());
+        let states = (options.max_running.max(1) as u64).saturating_add(snapshots.unwrap_or_default().into());
         let state_bytes = state_bytes_per_sequence.saturating_mul(states);
         let room = free.map(|free| free.saturating_sub(weights_bytes).saturating_sub(state_bytes));
         let per_token = kv_bytes_per_token.max(1);
@@ -143,7 +143,7 @@ impl MemoryPlan {
     pub(super) fn cache_blocks(&self) -> Result<u32, LoadError> {
         let Self { cache_tokens: tokens, cache_bytes: bytes, state_bytes, .. } = self;
         if let Some(free) = self.free_bytes.filter(|free| bytes.saturating_add(*state_bytes) > *free) {
-            return Err(LoadError::Config(format!(
+            return Err(LoadError::Start(format!(
                 "a key/value cache of {tokens} tokens takes {bytes} bytes, states {state_bytes}, and {free} are free; lower \
                  --max-total-tokens, --max-running-requests or --state-cache-bytes"
             )));
@@ -152,7 +152,7 @@ impl MemoryPlan {
         u32::try_from(tokens / BLOCK_TOKENS)
             .ok()
             .filter(|blocks| blocks.checked_mul(BLOCK_TOKENS as u32).is_some())
-            .ok_or_else(|| LoadError::Config(format!("a key/value cache of {tokens} tokens is too large")))
+            .ok_or_else(|| LoadError::Start(format!("a key/value cache of {tokens} tokens is too large")))
     }
 }
 
@@ -172,8 +172,8 @@ impl RankPlan {
                 tensors.iter().all(split)
             };
             let sizes: Vec<String> = WORLDS.iter().filter(|world| fit(world)).map(usize::to_string).collect();
-            LoadError::Config(format!(
-                "it does not split over {world} ranks: {reason}; it does over {}",
+            LoadError::Start(format!(
+                "the model does not split over {world} ranks: {reason}; it does over {}",
                 sizes.join(", ")
             ))
         };
@@ -181,7 +181,7 @@ impl RankPlan {
         for tensor in tensors {
             let shape = tensor.split.shape(&tensor.shape, world, inventory.square(tensor));
             let shape = shape.map_err(|reason| refuse(format!("{}: {reason}", tensor.name)))?;
-            weights_bytes += inventory.bytes(tensor, &shape);
+            weights_bytes = u64::saturating_add(weights_bytes, inventory.bytes(tensor, &shape));
         }
         let kv = config.kv(options.kv_dtype.dtype());
         let kv_heads = Units::shared(kv.kv_heads, "key heads").a_rank(world).map_err(refuse)?;
@@ -200,7 +200,8 @@ fn snapshots(bytes_each: u64, options: &EngineOptions) -> Option<u32> {
     if bytes_each == 0 {
         return None;
     }
-    let bytes = if options.prefix_tokens == Some(0) { 0 } else { options.state_cache_bytes };
+    let no_prefixes = options.prefix_tokens.is_some_and(|tokens| tokens < BLOCK_TOKENS);
+    let bytes = if no_prefixes { 0 } else { options.state_cache_bytes };
     Some(u32::try_from(bytes / bytes_each).unwrap_or(u32::MAX).min(MAX_SNAPSHOTS))
 }
 

@@ -158,11 +158,12 @@ impl CandleBackend {
         let plan = MemoryPlan::synthetic(&config, options, free)?;
         if let Some(free) = free.filter(|free| plan.total_bytes > *free) {
             let total = plan.total_bytes;
-            return Err(LoadError::Config(format!(
+            return Err(LoadError::Start(format!(
                 "this shape takes {total} bytes and {free} are free; take fewer layers"
             )));
         }
-        Self::start(config, &SyntheticWeights::new(plan.weights_bytes, progress), &plan, options)
+        let weights = SyntheticWeights::new(plan.weights_bytes, options.fp8_activations, progress);
+        Self::start(config, &weights, &plan, options)
     }
 
     fn start(
@@ -221,7 +222,7 @@ fn ranks(
 ) -> Result<Ranks, LoadError> {
     let own = config.of_a_rank(world)?;
     let tensors = tensors(config, weights.contains("lm_head.weight"));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(world);
+    let threads = (rayon::current_num_threads() / world).max(1);
     let comms = parallel::world(world, COLLECTIVE_PATIENCE);
     let makers = comms.into_iter().map(|comm| {
         let shard = Shard { rank: comm.rank(), world: comm.world() };
@@ -231,15 +232,13 @@ fn ranks(
         let make: MakeRunner<LoadError> = Box::new(move |_| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             let pool = pool.map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
-            // All ranks are there, or none starts.
-            comm.barrier().map_err(out_of_memory)?;
             let runner = ModelRunner::new(model, &own, size, comm, &Device::Cpu).map_err(out_of_memory)?;
             Ok(Box::new(Pooled { pool, runner }) as Box<dyn StepRunner>)
         });
         Ok(make)
     });
     let makers = makers.collect::<Result<_, LoadError>>()?;
-    Ranks::start(makers, |reason| LoadError::Config(format!("ranks cannot start: {reason}")))
+    Ranks::start(makers, |reason| LoadError::Start(format!("ranks cannot start: {reason}")))
 }
 
 /// A rank on threads of its own: ranks that shared some would wait for one another on them.

@@ -26,7 +26,7 @@ impl FromStr for SyntheticModel {
     type Err = LoadError;
 
     fn from_str(text: &str) -> Result<Self, LoadError> {
-        let wrong = |reason: String| LoadError::Config(format!("{reason}; write NAME or NAME:layers=N,experts=M"));
+        let wrong = |reason: String| LoadError::Start(format!("{reason}; write NAME or NAME:layers=N,experts=M"));
         let (name, changes) = text.split_once(':').unwrap_or((text, ""));
         let (_, config) = SHAPES.iter().find(|(known, _)| *known == name).ok_or_else(|| {
             let known: Vec<&str> = SHAPES.iter().map(|(name, _)| *name).collect();

@@ -87,10 +87,10 @@ impl BlockPool {
         surplus.is_none()
     }
 
-    /// Gives up a node's snapshot, if it still has one.
-    pub(in crate::backend::candle) fn drop_snapshot(&mut self, node: NodeId) {
-        let slot = self.tree.as_mut().and_then(|tree| tree.detach(node));
-        slot.into_iter().for_each(|slot| self.give_back_snapshot(slot));
+    /// Takes a node's snapshot away, to use its slot again; `None` where it is not that slot any more.
+    pub(in crate::backend::candle) fn retake_snapshot(&mut self, node: NodeId, slot: u32) -> Option<u32> {
+        let tree = self.tree.as_mut()?;
+        if tree.snapshot(node) == Some(slot) { tree.detach(node) } else { None }
     }
 
     pub(in crate::backend::candle) fn total(&self) -> usize {

@@ -158,6 +158,29 @@ impl Matrix {
         Some(Self { bytes, columns: range.len(), row_bytes, scales, ..self.clone() })
     }
 
+    /// The same weights in bytes of their own, if these are a part of a buffer: who holds a part of it would hold all of it. Parts of
+    /// a mapped file cost nothing and stay what they are, as do parts whose squares with one scale begin anywhere.
+    pub(in crate::backend::candle) fn detached(self) -> Self {
+        let whole = matches!(self.order, RowOrder::Plain) && self.bytes.len() == self.rows * self.row_bytes;
+        if self.bytes.is_mapped() || whole {
+            return self;
+        }
+        let mut scales = Vec::new();
+        if self.is_eight_bit() {
+            for first in (0..self.rows).step_by(SQUARE) {
+                let last = (first + SQUARE).min(self.rows) - 1;
+                let squares = [first, last].map(|row| self.place(row) / SQUARE);
+                if squares[0] != squares[1] || !self.place(first).is_multiple_of(SQUARE) {
+                    return self;
+                }
+                scales.extend_from_slice(self.row(first, self.rows).scales);
+            }
+        }
+        let bytes = (0..self.rows).flat_map(|row| self.row_bytes(row)).copied().collect();
+        let (stride, order) = (self.row_bytes, RowOrder::Plain);
+        Self { bytes: SharedBytes::owned(bytes), stride, order, scales: scales.into(), ..self }
+    }
+
     pub(in crate::backend::candle) fn rows(&self) -> usize {
         self.rows
     }
@@ -191,7 +214,7 @@ impl Matrix {
     }
 
     /// Which stored row output `row` is.
-    fn place(&self, row: usize) -> usize {
+    pub(in crate::backend::candle) fn place(&self, row: usize) -> usize {
         match &self.order {
             RowOrder::Plain => row,
             RowOrder::Interleaved { head_dim } => {

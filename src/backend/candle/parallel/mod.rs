@@ -37,10 +37,4 @@ pub(super) trait Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce_sum`].
     fn all_gather_columns(&self, x: &Tensor) -> Result<Tensor>;
-
-    /// Returns when every rank has come.
-    ///
-    /// # Errors
-    /// When another rank failed or did not come.
-    fn barrier(&self) -> Result<()>;
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::candle::plan::{StepError, StepOutput, StepPlan, StepRunner};
 
-/// Makes a rank's runner on the rank's own thread: what it holds of a device must never move.
+/// Makes a rank's runner on the rank's own thread, so that what it holds of a device need never move.
 pub(in crate::backend::candle) type MakeRunner<E> = Box<dyn FnOnce(usize) -> Result<Box<dyn StepRunner>, E> + Send>;
 
 /// How long ranks that have not answered are still heard once another has failed: those who wait for one another give up within
@@ -157,7 +157,8 @@ mod tests {
                 Some((_, Fault::Hang)) => std::thread::sleep(Duration::from_secs(3600)),
                 None => {}
             }
-            self.comm.barrier().map_err(|e| StepError::fatal(e.to_string()))?;
+            let x = candle_core::Tensor::new(&[1_f32], &candle_core::Device::Cpu).unwrap();
+            self.comm.all_reduce_sum(&x).map_err(|e| StepError::fatal(e.to_string()))?;
             Ok(StepOutput { logits: vec![vec![self.comm.rank() as f32]], ..StepOutput::default() })
         }
     }

@@ -42,7 +42,7 @@ pub(super) struct SchedulerConfig {
 impl SchedulerConfig {
     /// Slots for states: the running sequences', then the snapshots'; 0 where sequences have no states.
     pub(super) fn state_slots(&self) -> usize {
-        self.snapshots.map_or(0, |snapshots| self.max_running + snapshots as usize)
+        self.snapshots.map_or(0, |snapshots| self.max_running.saturating_add(snapshots as usize))
     }
 }
 
@@ -167,12 +167,15 @@ impl Scheduler {
         }
     }
 
-    /// Forgets all sequences after a step that failed: what it was to compute must not become known.
-    pub(super) fn discard_all(&mut self) {
-        self.waiting.clear();
+    /// Forgets the running sequences after a step that failed, and gives their names: what it was to compute must not become
+    /// known.
+    pub(super) fn discard_running(&mut self) -> Vec<SequenceId> {
+        let mut forgotten = Vec::with_capacity(self.running.len());
         for mut sequence in self.running.drain(..) {
             sequence.give_up(&mut self.pool);
+            forgotten.push(sequence.id);
         }
+        forgotten
     }
 
     /// Sequences that hold blocks, sequences that wait, tokens not yet read, tokens of all blocks that sequences hold.

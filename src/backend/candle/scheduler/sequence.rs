@@ -37,8 +37,8 @@ pub(super) struct Sequence {
     newest_save: usize,
     /// Where a known prefix went on but had no snapshot: whoever comes next shall find one.
     branch: usize,
-    /// The newest snapshot taken behind the prompt. One is enough: only the whole answer comes again.
-    answer_snapshot: Option<NodeId>,
+    /// The newest snapshot taken behind the prompt, and its slot. One is enough: only the whole answer comes again.
+    answer_snapshot: Option<(NodeId, u32)>,
 }
 
 impl Sequence {
@@ -152,7 +152,10 @@ impl Sequence {
         }
         let mut saves = Vec::new();
         for position in wanted.into_iter().filter(|position| (self.computed + 1..=end).contains(position)) {
-            let Some(to) = pool.take_snapshot() else { break };
+            // An answer moves its snapshot along in one slot: if each took a new one, answers would push out the prompts' that
+            // others start from.
+            let own = self.answer_snapshot.take().and_then(|(node, slot)| pool.retake_snapshot(node, slot));
+            let Some(to) = own.or_else(|| pool.take_snapshot()) else { break };
             self.saves.push((position, to));
             self.newest_save = position;
             saves.push(StateSave { after: position - self.computed, to });
@@ -205,7 +208,7 @@ impl Sequence {
         let (_, slot) = self.saves.swap_remove(at);
         let kept = pool.attach_snapshot(node, slot);
         if kept && end > self.prompt {
-            self.answer_snapshot.replace(node).into_iter().for_each(|former| pool.drop_snapshot(former));
+            self.answer_snapshot = Some((node, slot));
         }
     }
 

@@ -80,12 +80,16 @@ impl Inventory {
 
     /// Bytes in memory of a part of a tensor, of this shape, with its scales.
     pub(in crate::backend::candle) fn bytes(&self, tensor: &TensorSpec, shape: &[usize]) -> u64 {
+        // A matrix has at most 2^48 elements (see the configuration's check), which times four does not overflow.
         let elements = |shape: &[usize]| shape.iter().map(|n| *n as u64).product::<u64>();
         let squares = |shape: &[usize]| shape.iter().map(|n| n.div_ceil(SQUARE) as u64).product::<u64>();
         let stored = |name: &str| (self.spelling)(name).and_then(|name| self.bytes.get(&name)).copied();
         let scaled = self.square(tensor).is_some();
         let weights = match stored(&tensor.name) {
-            Some(bytes) => bytes * elements(shape) / elements(&tensor.shape).max(1),
+            Some(bytes) => {
+                let part = u128::from(bytes) * u128::from(elements(shape)) / u128::from(elements(&tensor.shape).max(1));
+                u64::try_from(part).unwrap_or(u64::MAX)
+            }
             None if scaled => elements(shape),
             None => elements(shape) * self.default_width,
         };

@@ -47,6 +47,9 @@ pub enum LoadError {
     /// A configuration value is missing or out of range.
     #[error("the checkpoint's configuration is wrong: {0}")]
     Config(String),
+    /// What is asked for does not fit the model or the machine: more ranks, or more memory, than there can be.
+    #[error("{0}")]
+    Start(String),
     /// The model uses something that this engine does not compute.
     #[error("the checkpoint asks for {0}, which this engine does not compute")]
     Unsupported(String),
@@ -198,6 +201,10 @@ impl dyn WeightSource + '_ {
     pub(super) fn values(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let mut values = vec![0_f32; len];
         self.vector(name, len)?.decode_row(0, &mut values);
+        // There are few of these, and everything passes through them.
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(LoadError::Value { name: name.into(), found: format!("{} at place {at}", values[at]) });
+        }
         Ok(values)
     }
 }
@@ -247,7 +254,7 @@ impl<'a> Progress<'a> {
             if matrix.is_eight_bit()
                 && let Some(column) = first_nan(bytes)
             {
-                let found = format!("no number in row {row}, column {column}");
+                let found = format!("no number in row {}, column {column}", matrix.place(row));
                 return Err(LoadError::Value { name: name.into(), found });
             }
             std::hint::black_box(bytes.iter().step_by(PAGE).fold(0_u8, |sum, byte| sum ^ byte));

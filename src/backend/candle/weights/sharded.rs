@@ -31,7 +31,7 @@ impl<'a> ShardedWeights<'a> {
 
     /// A rank's part of a matrix.
     fn part(&self, name: &str, whole: Matrix, split: &Split) -> Result<Matrix, LoadError> {
-        let unfit = |reason: String| LoadError::Config(format!("{name} does not split over ranks: {reason}"));
+        let unfit = |reason: String| LoadError::Start(format!("{name} does not split over ranks: {reason}"));
         let square = whole.is_eight_bit().then_some(SQUARE);
         let part = match split {
             Split::Replicated => Some(whole),
@@ -50,7 +50,8 @@ impl<'a> ShardedWeights<'a> {
                 whole.columns_of(own)
             }
         };
-        part.ok_or_else(|| unfit("a part would cut through a block of its weights".into()))
+        let part = part.ok_or_else(|| unfit("a part would cut through a block of its weights".into()))?;
+        Ok(part.detached())
     }
 }
 
@@ -107,7 +108,7 @@ impl WeightSource for ShardedWeights<'_> {
         let mut own = Vec::new();
         for part in parts {
             let range = part.units.range(part.rows, self.shard, None);
-            let range = range.map_err(|reason| LoadError::Config(format!("{name}: {reason}")))?;
+            let range = range.map_err(|reason| LoadError::Start(format!("{name}: {reason}")))?;
             own.extend(whole.get(first + range.start..first + range.end).unwrap_or_default().iter().cloned());
             first += part.rows;
         }

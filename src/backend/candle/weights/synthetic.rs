@@ -5,7 +5,7 @@ use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{LoadError, Progress, ProgressFn, WeightSource};
+use super::{Fp8Activations, LoadError, Progress, ProgressFn, WeightSource};
 use crate::backend::candle::kernels::{Format, Matrix, RowOrder, SQUARE};
 use crate::checkpoint::SharedBytes;
 
@@ -19,16 +19,17 @@ const PLAIN: [&str; 7] =
 /// Random weights under any name: projections in block-FP8 with their scales, the others in bf16, as released.
 pub(in crate::backend::candle) struct SyntheticWeights<'a> {
     noise: Vec<u8>,
+    activations: Fp8Activations,
     progress: Progress<'a>,
 }
 
 impl<'a> SyntheticWeights<'a> {
     /// `total` bytes will be asked for.
-    pub(in crate::backend::candle) fn new(total: u64, progress: &'a ProgressFn) -> Self {
+    pub(in crate::backend::candle) fn new(total: u64, activations: Fp8Activations, progress: &'a ProgressFn) -> Self {
         let mut noise = vec![0; NOISE];
         // The same weights each time.
         ChaCha8Rng::seed_from_u64(1).fill(&mut noise[..]);
-        Self { noise, progress: Progress::new(total, progress) }
+        Self { noise, activations, progress: Progress::new(total, progress) }
     }
 
     /// Whether a matrix is stored in block-FP8.
@@ -39,7 +40,7 @@ impl<'a> SyntheticWeights<'a> {
     /// Bytes for a tensor of `length` values, each made of a byte of noise; other noise for another name.
     fn bytes<const N: usize>(&self, name: &str, length: usize, value: impl Fn(u8) -> [u8; N]) -> Vec<u8> {
         let start = name.bytes().fold(0_usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % NOISE;
-        let noise = self.noise[start..].iter().chain(&self.noise[..start]);
+        let noise = self.noise[start..].iter().chain(&self.noise[..start]).take(length);
         let pattern: Vec<u8> = noise.flat_map(|byte| value(*byte)).collect();
         let mut bytes = Vec::with_capacity(length * N);
         while bytes.len() < length * N {
@@ -77,6 +78,10 @@ impl WeightSource for SyntheticWeights<'_> {
         Ok(())
     }
 
+    fn rounds_activations(&self) -> bool {
+        self.activations == Fp8Activations::Dynamic
+    }
+
     fn matrix(&self, name: &str, output: usize, input: usize) -> Result<Matrix, LoadError> {
         let quantised = Self::is_quantised(name, &[output, input]);
         let matrix = if quantised { self.quantised(name, output, input) } else { self.plain(name, output, input) };
@@ -92,7 +97,7 @@ impl WeightSource for SyntheticWeights<'_> {
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Matrix, LoadError> {
-        Self::matrix(self, name, 1, len)
+        self.plain(name, 1, len).ok_or_else(|| LoadError::Config(format!("{name}: {len} values")))
     }
 }
 
@@ -102,7 +107,7 @@ mod tests {
 
     #[test]
     fn weights_are_stored_as_released_and_are_numbers() {
-        let weights = SyntheticWeights::new(0, &|_, _| {});
+        let weights = SyntheticWeights::new(0, Fp8Activations::default(), &|_, _| {});
         let row = |name: &str, output, input| {
             let matrix = WeightSource::matrix(&weights, name, output, input).unwrap();
             let mut row = vec![f32::NAN; input];

@@ -29,9 +29,9 @@ pub(in crate::backend::candle) trait Lanes: Copy {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn divide(self, other: Self) -> Self;
-    /// The larger of each two.
+    /// The larger of each two; `other` where one of them is no number.
     fn max(self, other: Self) -> Self;
-    /// The smaller of each two.
+    /// The smaller of each two; `other` where one of them is no number.
     fn min(self, other: Self) -> Self;
     /// To the nearest whole number, halves to even ones.
     fn round(self) -> Self;
@@ -71,7 +71,8 @@ pub(in crate::backend::candle) trait Lanes: Copy {
 #[inline(always)]
 pub(super) fn exp<L: Lanes>(x: L) -> L {
     const COEFFICIENTS: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-    let x = x.max(L::splat(-87.0)).min(L::splat(88.0));
+    // In this order what is no number stays so: a damaged weight must be seen in the end.
+    let x = L::splat(88.0).min(L::splat(-87.0).max(x));
     let n = x.multiply(L::splat(std::f32::consts::LOG2_E)).round();
     // ln 2 in two parts, the first with few enough bits for an exact product.
     let r = n.multiply_add(L::splat(-0.693_359_4), x);
@@ -135,11 +136,11 @@ impl Lanes for Portable {
     }
 
     fn max(self, other: Self) -> Self {
-        Self(std::array::from_fn(|lane| self.0[lane].max(other.0[lane])))
+        Self(std::array::from_fn(|lane| if self.0[lane] > other.0[lane] { self.0[lane] } else { other.0[lane] }))
     }
 
     fn min(self, other: Self) -> Self {
-        Self(std::array::from_fn(|lane| self.0[lane].min(other.0[lane])))
+        Self(std::array::from_fn(|lane| if self.0[lane] < other.0[lane] { self.0[lane] } else { other.0[lane] }))
     }
 
     fn round(self) -> Self {

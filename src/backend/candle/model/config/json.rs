@@ -40,7 +40,8 @@ impl DecoderConfig {
         };
         Ok(Self {
             architecture: architecture.trim_end_matches("_text").into(),
-            prefix: if hybrid { "model.language_model" } else { "model" },
+            // The language part alone is named as other models are.
+            prefix: if architecture == "qwen3_5_moe" { "model.language_model" } else { "model" },
             vocab: config.count("vocab_size")?,
             hidden,
             layers,
@@ -55,7 +56,8 @@ impl DecoderConfig {
                 // A missing key means that the gate is there, as in the family's own code.
                 gated: hybrid && text.get("attn_output_gate").and_then(Value::as_bool).unwrap_or(true),
             },
-            rope: config.rope(head_dim)?,
+            // What the family's own code takes where its files do not say.
+            rope: config.rope(head_dim, if hybrid { 0.25 } else { 1.0 })?,
             linear: if hybrid { Some(config.linear(layers)?) } else { None },
             context: config.count("max_position_embeddings")?,
             tied: outer.flag("tie_word_embeddings") || config.flag("tie_word_embeddings"),
@@ -119,6 +121,11 @@ impl<'a> Json<'a> {
             return Ok(None);
         }
         let hybrid = family == Family::Qwen35Moe;
+        let step = self.optional_count("decoder_sparse_step")?.unwrap_or(1);
+        let dense = self.0.get("mlp_only_layers").map(indices).unwrap_or_default();
+        if hybrid && (step != 1 || !dense.is_empty()) {
+            return Err(LoadError::Unsupported("layers without experts in a hybrid model".into()));
+        }
         Ok(Some(MoeLayers {
             shape: MoeShape {
                 experts: self.count("num_experts")?,
@@ -128,8 +135,8 @@ impl<'a> Json<'a> {
                 normalise: hybrid || self.flag("norm_topk_prob"),
                 shared: if hybrid { Some(self.count("shared_expert_intermediate_size")?) } else { None },
             },
-            step: self.optional_count("decoder_sparse_step")?.unwrap_or(1),
-            dense: self.0.get("mlp_only_layers").map(indices).unwrap_or_default(),
+            step,
+            dense,
         }))
     }
 
@@ -169,8 +176,11 @@ impl<'a> Json<'a> {
     }
 
     /// Rotation speeds: `rope_theta` and `rope_scaling`, which newer files gather under `rope_parameters`.
-    fn rope(self, head_dim: usize) -> Result<RopeTable, LoadError> {
-        let gathered = self.0.get("rope_parameters").filter(|v| v.is_object());
+    fn rope(self, head_dim: usize, default_part: f64) -> Result<RopeTable, LoadError> {
+        let gathered = self.0.get("rope_parameters").filter(|value| !value.is_null());
+        if gathered.is_some_and(|value| !value.is_object()) {
+            return Err(Self::wrong("rope_parameters", "an object"));
+        }
         let theta = match gathered.unwrap_or(self.0).get("rope_theta").or_else(|| self.0.get("rope_theta")) {
             None => 10_000.0,
             Some(theta) => theta.as_f64().ok_or_else(|| Self::wrong("rope_theta", "a number"))?,
@@ -178,7 +188,7 @@ impl<'a> Json<'a> {
         let part =
             gathered.unwrap_or(self.0).get("partial_rotary_factor").or_else(|| self.0.get("partial_rotary_factor"));
         let turned = match part {
-            None | Some(Value::Null) => head_dim,
+            None | Some(Value::Null) => (head_dim as f64 * default_part) as usize / 2 * 2,
             Some(part) => match part.as_f64() {
                 Some(part) if part > 0.0 && part <= 1.0 => (head_dim as f64 * part) as usize / 2 * 2,
                 _ => return Err(Self::wrong("partial_rotary_factor", "a share")),
@@ -248,6 +258,11 @@ mod tests {
             ("attention_bias", json!(true), "attention_bias"),
             ("hidden_act", json!("gelu"), "gelu"),
             ("partial_rotary_factor", json!(2), "partial_rotary_factor"),
+            ("rope_parameters", json!("x"), "rope_parameters"),
+            ("rope_theta", json!(0), "the rotation's speeds"),
+            ("rope_theta", json!(-5), "the rotation's speeds"),
+            ("num_attention_heads", json!(1 << 24), "a head of 0 values"),
+            ("head_dim", json!(1 << 23), "heads of 8388608 values"),
             ("rope_scaling", json!({"rope_type": "yarn"}), "yarn"),
             ("num_key_value_heads", json!(3), "8 query heads do not divide over 3"),
             ("num_attention_heads", json!(0), "num_attention_heads"),

@@ -23,6 +23,12 @@ const MAX_LAYERS: usize = 1024;
 /// otherwise be asked of the allocator.
 const MAX_SIZE: usize = 1 << 24;
 
+/// More experts than any known model has, for the same reason.
+const MAX_EXPERTS: usize = 4096;
+
+/// Experts over all layers, likewise: each is a few tensors to look for.
+const MAX_EXPERTS_IN_ALL: usize = 1 << 18;
+
 /// The knobs of the decoder stack.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::backend::candle) struct DecoderConfig {
@@ -147,13 +153,15 @@ impl DecoderConfig {
     pub(in crate::backend::candle) fn of_a_rank(&self, world: usize) -> Result<Self, LoadError> {
         let divided = |count: usize, what| {
             let units = Units::own(count, what);
-            units.a_rank(world).map_err(|reason| LoadError::Config(format!("it does not split over ranks: {reason}")))
+            units
+                .a_rank(world)
+                .map_err(|reason| LoadError::Start(format!("the model does not split over {world} ranks: {reason}")))
         };
         let attention = AttentionShape {
             heads: divided(self.attention.heads, "query heads")?,
             kv_heads: Units::shared(self.attention.kv_heads, "key heads")
                 .a_rank(world)
-                .map_err(|reason| LoadError::Config(format!("it does not split over ranks: {reason}")))?,
+                .map_err(|reason| LoadError::Start(format!("the model does not split over {world} ranks: {reason}")))?,
             ..self.attention
         };
         let linear = match &self.linear {
@@ -212,6 +220,12 @@ impl DecoderConfig {
         if self.layers > MAX_LAYERS {
             return wrong(format!("{} layers", self.layers));
         }
+        if heads.saturating_mul(head_dim) > MAX_SIZE {
+            return wrong(format!("{heads} heads of {head_dim} values"));
+        }
+        if !self.rope.is_sound() {
+            return wrong("the rotation's speeds (rope_theta, rope_scaling) are no positive numbers".into());
+        }
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return wrong(format!("a head of {head_dim} values cannot be turned in halves"));
         }
@@ -228,7 +242,19 @@ impl DecoderConfig {
         if let Some(shape) = moe_shape.filter(|shape| shape.per_token > shape.experts) {
             return wrong(format!("{} of {} experts a token", shape.per_token, shape.experts));
         }
+        if let Some(shape) = moe_shape.filter(|shape| {
+            shape.experts > MAX_EXPERTS || shape.experts.saturating_mul(self.layers) > MAX_EXPERTS_IN_ALL
+        }) {
+            return wrong(format!("{} experts in each of {} layers", shape.experts, self.layers));
+        }
         if let Some(LinearLayers { shape, is_linear }) = &self.linear {
+            let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
+            let (keys, values) = (key_heads.saturating_mul(key_dim), value_heads.saturating_mul(value_dim));
+            if keys.max(values).max(key_dim.saturating_mul(value_dim)) > MAX_SIZE {
+                return wrong(format!(
+                    "linear heads of {key_dim} by {value_dim} values, {key_heads} and {value_heads} of them"
+                ));
+            }
             if is_linear.len() != self.layers {
                 return wrong(format!("layer_types names {} layers of {}", is_linear.len(), self.layers));
             }

@@ -27,6 +27,11 @@ impl Linear {
         }
     }
 
+    /// Whether all of the weights are stored in eight bits.
+    pub(in crate::backend::candle) fn is_eight_bit(&self) -> bool {
+        self.matrices.iter().all(Matrix::is_eight_bit)
+    }
+
     /// The weights, for products that are computed together with others.
     pub(in crate::backend::candle) fn matrices(&self) -> Arc<[Matrix]> {
         Arc::clone(&self.matrices)

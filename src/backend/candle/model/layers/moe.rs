@@ -48,7 +48,7 @@ impl SparseMoe {
         let (count, intermediate) = (shape.experts, shape.intermediate);
         let (gate_up, down) = (format!("{prefix}.experts.gate_up_proj"), format!("{prefix}.experts.down_proj"));
         // Released either as one tensor of all experts or as tensors of their own.
-        let experts = if weights.contains(&gate_up) {
+        let experts: Vec<Mlp> = if weights.contains(&gate_up) {
             let inputs = weights.stack(&gate_up, count, 2 * intermediate, hidden)?;
             let outputs = weights.stack(&down, count, hidden, intermediate)?;
             let both = inputs.into_iter().zip(outputs);
@@ -59,6 +59,11 @@ impl SparseMoe {
             let expert = |e| Mlp::load(weights, &format!("{prefix}.experts.{e}"), hidden, intermediate);
             (0..count).map(expert).collect::<std::result::Result<_, _>>()?
         };
+        // Their activations are rounded for all of them alike.
+        let storage = |expert: &Mlp| (expert.inputs.is_eight_bit(), expert.down.is_eight_bit());
+        if experts.windows(2).any(|pair| storage(&pair[0]) != storage(&pair[1])) {
+            return Err(LoadError::Unsupported(format!("experts of different storage under {prefix}.experts")));
+        }
         let shared = match shape.shared {
             Some(intermediate) => Some(SharedExpert {
                 mlp: Mlp::load(weights, &format!("{prefix}.shared_expert"), hidden, intermediate)?,

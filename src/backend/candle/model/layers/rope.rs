@@ -15,6 +15,11 @@ impl RopeTable {
         Self { inverse_frequencies: (0..dim / 2).map(speed).collect() }
     }
 
+    /// Whether every speed is a positive number.
+    pub(in crate::backend::candle) fn is_sound(&self) -> bool {
+        self.inverse_frequencies.iter().all(|speed| speed.is_finite() && *speed > 0.0)
+    }
+
     /// How many values of a head are turned.
     pub(in crate::backend::candle) fn dim(&self) -> usize {
         2 * self.inverse_frequencies.len()

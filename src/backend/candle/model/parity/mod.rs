@@ -22,7 +22,7 @@ use crate::backend::candle::plan::{BLOCK_TOKENS, StepPlan};
 use crate::backend::candle::runner::{MemorySize, ModelRunner};
 use crate::backend::candle::sampler::Sampler;
 use crate::backend::candle::scheduler::{Scheduler, SchedulerConfig, Wanted};
-use crate::backend::candle::weights::{self, Fp8Activations, ShardedWeights};
+use crate::backend::candle::weights::{self, Fp8Activations, ShardedWeights, WeightSource};
 use crate::backend::{SamplingParams, candle::EngineOptions};
 use crate::checkpoint::Checkpoint;
 
@@ -137,16 +137,20 @@ impl Machine {
     fn with(checkpoint: &Checkpoint, settings: Settings) -> Self {
         let config = DecoderConfig::read(checkpoint).unwrap();
         let weights = weights::open(checkpoint, config.gguf_heads(), settings.activations, &|_, _| {}).unwrap();
+        Self::of_weights(weights.as_ref(), &config, settings)
+    }
+
+    fn of_weights(weights: &dyn WeightSource, config: &DecoderConfig, settings: Settings) -> Self {
         if settings.ranks == 1 {
-            let model = Decoder::load(&config, weights.as_ref(), Shard::WHOLE, &Device::Cpu).unwrap();
-            return Self::of(model, &config, settings);
+            let model = Decoder::load(config, weights, Shard::WHOLE, &Device::Cpu).unwrap();
+            return Self::of(model, config, settings);
         }
         let own = config.of_a_rank(settings.ranks).unwrap();
-        let tensors = tensors(&config, weights.contains("lm_head.weight"));
-        let (scheduler, size) = settings.sizes(&config);
+        let tensors = tensors(config, weights.contains("lm_head.weight"));
+        let (scheduler, size) = settings.sizes(config);
         let rank = |comm: ThreadComm| {
             let shard = Shard { rank: comm.rank(), world: comm.world() };
-            let part = ShardedWeights::new(weights.as_ref(), shard, &tensors);
+            let part = ShardedWeights::new(weights, shard, &tensors);
             let model = Decoder::load(&own, &part, shard, &Device::Cpu).unwrap();
             ModelRunner::new(model, &own, size, comm, &Device::Cpu).unwrap()
         };

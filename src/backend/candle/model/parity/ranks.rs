@@ -4,7 +4,7 @@ use super::hybrid::{BF16, F32, FP8, open};
 use super::*;
 use crate::backend::candle::kernels::Matrix;
 use crate::backend::candle::model::shards::Split;
-use crate::backend::candle::weights::{LoadError, WeightSource};
+use crate::backend::candle::weights::{LoadError, SyntheticWeights};
 
 /// Fixtures, and over how many ranks they split.
 const SPLITS: [(&str, &[usize]); 5] =
@@ -113,4 +113,41 @@ fn every_tensors_parts_put_together_are_the_tensor() {
         }
     }
     assert!(seen > 300, "{seen} tensors");
+}
+
+/// A model of Qwen3.6's kind with every width a multiple of what four ranks need: heads of one square each.
+fn wide() -> DecoderConfig {
+    let config = serde_json::json!({"model_type": "qwen3_5_moe", "text_config": {
+        "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 4096,
+        "full_attention_interval": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}});
+    DecoderConfig::read_json(&config).unwrap()
+}
+
+/// Block-FP8 over two and four ranks: a prompt's rows and a greedy answer.
+#[test]
+fn eight_bit_weights_over_ranks_are_those_of_one_rank() {
+    let config = wide();
+    let weights = SyntheticWeights::new(0, Fp8Activations::default(), &|_, _| {});
+    let prompt: Vec<u32> = (0..70).map(|at| at * 37 % 512).collect();
+    let run = |ranks| {
+        let settings = Settings { ranks, prefill_chunk: 23, ..Settings::default() };
+        let mut machine = Machine::of_weights(&weights, &config, settings);
+        machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0)).unwrap();
+        machine.scheduler.submit(1, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
+        let mut answers = machine.run(STEPS);
+        (answers.remove(&0).unwrap().0, answers.remove(&1).unwrap())
+    };
+    let (rows, (answer_rows, ids)) = run(1);
+    // A model that says nothing would agree with anything.
+    assert!(rows.iter().flatten().any(|x| x.abs() > 0.1) && ids.iter().any(|id| *id != ids[0]), "{ids:?}");
+    for ranks in [2, 4] {
+        let (got_rows, (got_answer, got_ids)) = run(ranks);
+        assert_eq!(got_ids, ids, "over {ranks} ranks");
+        assert_close(&got_rows, &rows, &format!("the prompt's rows over {ranks} ranks"));
+        assert_close(&got_answer, &answer_rows, &format!("the answer's rows over {ranks} ranks"));
+    }
 }

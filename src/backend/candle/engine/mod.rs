@@ -2,8 +2,8 @@
 //!
 //! One loop: take commands, drop what nobody waits for any more, ask the scheduler for a step, run it, choose ids, tell
 //! the readers. Readers are told over unbounded channels, so the loop never waits for one. A step that fails ends the
-//! requests that were part of it and nothing else; a panic ends the thread, which every open request and the health
-//! check then see.
+//! requests that have begun, whose caches it leaves in an unknown state, and nothing else; a panic, or a model that can compute
+//! no more, ends the thread, which every open request and the health check then see.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -196,7 +196,10 @@ impl Engine {
                 }
             }
             self.forget_cancelled();
-            self.step()?;
+            if let Err(reason) = self.step() {
+                self.fail_all(&reason, inbox);
+                return Err(reason);
+            }
             self.publish();
         }
     }
@@ -304,8 +307,11 @@ impl Engine {
         let output = match output {
             Ok(output) => output,
             Err(StepError { reason, fatal }) => {
-                self.fail_all(&reason);
-                return if fatal { Err(reason) } else { Ok(()) };
+                if fatal {
+                    return Err(reason);
+                }
+                self.fail_running(&reason);
+                return Ok(());
             }
         };
         let StepOutput { fin, logits } = output;
@@ -352,12 +358,25 @@ impl Engine {
         Ok(output)
     }
 
-    /// A failed step leaves the caches of its sequences in an unknown state, and a step is all that runs.
-    fn fail_all(&mut self, reason: &str) {
-        tracing::error!(reason, "a step of the model failed; its requests end");
-        self.scheduler.discard_all();
-        for client in std::mem::take(&mut self.clients).into_values() {
-            client.fail(BackendError::Broken(reason.into()));
+    /// Ends the requests that have begun: a failed step leaves their caches in an unknown state. Those that wait have none.
+    fn fail_running(&mut self, reason: &str) {
+        tracing::error!(reason, "a step of the model failed; the requests that had begun end");
+        for id in self.scheduler.discard_running() {
+            if let Some(client) = self.clients.remove(&id) {
+                client.fail(BackendError::Broken(reason.into()));
+            }
+        }
+    }
+
+    /// Tells everyone who waits for anything.
+    fn fail_all(&mut self, reason: &str, inbox: &mpsc::Receiver<Command>) {
+        let failure = || BackendError::Broken(reason.into());
+        self.clients.drain().for_each(|(_, client)| client.fail(failure()));
+        for command in inbox.try_iter() {
+            match command {
+                Command::Generate(_, sender) => sender.send(Err(failure())),
+                Command::Rows { answer, .. } => drop(answer.send(Err(failure()))),
+            }
         }
     }
 
@@ -382,7 +401,9 @@ impl GenerationClient {
         // Choosing penalises the logits in place, and log-probabilities are of what the model gave.
         let raw = self.logprobs.map(|k| (k, logits.clone()));
         let Some(id) = self.sampler.choose(logits) else {
-            self.sender.send(Err(BackendError::Broken("the model gave no finite logit".into())));
+            self.sender.send(Err(BackendError::Broken(
+                "the model gave no finite logit: weights of its checkpoint may be damaged; download it again".into(),
+            )));
             return None;
         };
         let now = Instant::now();
@@ -414,3 +435,6 @@ impl GenerationClient {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;
