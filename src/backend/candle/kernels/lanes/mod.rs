@@ -63,6 +63,8 @@ pub(in crate::backend::candle) trait Lanes: Copy {
     }
     /// The sum of all lanes, added in halves: lane `l` and `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self) -> f32;
+    /// The largest of all lanes.
+    fn highest(self) -> f32;
 }
 
 /// `e^x` of each lane, to about one unit in the last place, for `x` up to 88; below -87 it is about 1e-38.
@@ -188,6 +190,10 @@ impl Lanes for Portable {
             width /= 2;
         }
         lanes[0]
+    }
+
+    fn highest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 }
 

@@ -149,6 +149,14 @@ impl Lanes for Avx512 {
             sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
         }
     }
+
+    #[inline(always)]
+    fn highest(self) -> f32 {
+        unsafe {
+            let high = _mm512_extractf32x8_ps::<1>(self.0);
+            highest_of_eight(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
 }
 
 impl Lanes for Avx2 {
@@ -290,6 +298,11 @@ impl Lanes for Avx2 {
     fn sum(self) -> f32 {
         unsafe { sum_of_eight(_mm256_add_ps(self.0, self.1)) }
     }
+
+    #[inline(always)]
+    fn highest(self) -> f32 {
+        unsafe { highest_of_eight(_mm256_max_ps(self.0, self.1)) }
+    }
 }
 
 #[inline(always)]
@@ -347,5 +360,14 @@ unsafe fn sum_of_eight(eight: __m256) -> f32 {
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}
+
+#[inline(always)]
+unsafe fn highest_of_eight(eight: __m256) -> f32 {
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
     }
 }
