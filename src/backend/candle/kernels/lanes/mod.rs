@@ -18,6 +18,9 @@ pub(super) const LANES: usize = 16;
 /// Implementations for a processor's instructions may be used only inside functions that enable them, after the processor
 /// was asked (see [`super::simd`]); every method is inlined into its caller and so compiled with the caller's features.
 pub(in crate::backend::candle) trait Lanes: Copy {
+    /// Sums that stay in registers, beside what is added to them.
+    const SUMS: usize;
+
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
@@ -97,6 +100,9 @@ pub(super) fn sigmoid_divisor<L: Lanes>(x: L) -> L {
 pub(super) struct Portable([f32; LANES]);
 
 impl Lanes for Portable {
+    // Of the 32 registers of 64-bit Arm each sum takes four.
+    const SUMS: usize = 4;
+
     fn zero() -> Self {
         Self([0.0; LANES])
     }

@@ -20,6 +20,9 @@ pub(in super::super) struct Avx512(__m512);
 pub(in super::super) struct Avx2(__m256, __m256);
 
 impl Lanes for Avx512 {
+    // Of 32 registers.
+    const SUMS: usize = 16;
+
     #[inline(always)]
     fn zero() -> Self {
         unsafe { Self(_mm512_setzero_ps()) }
@@ -160,6 +163,9 @@ impl Lanes for Avx512 {
 }
 
 impl Lanes for Avx2 {
+    // Of 16 registers each takes two.
+    const SUMS: usize = 4;
+
     #[inline(always)]
     fn zero() -> Self {
         unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
