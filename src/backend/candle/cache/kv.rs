@@ -8,8 +8,10 @@ use half::vec::HalfBitsVecExt;
 use crate::backend::candle::kernels::KvValue;
 use crate::backend::candle::plan::BLOCK_TOKENS;
 
-/// One layer's keys and values, each `[blocks, kv_heads, BLOCK_TOKENS, head_dim]`: a head's part of a block is contiguous, so
-/// attention reads it in one stride.
+/// One layer's keys `[blocks, kv_heads, head_dim, BLOCK_TOKENS]` and values `[blocks, kv_heads, BLOCK_TOKENS, head_dim]`.
+///
+/// A head's part of a block is contiguous, so attention reads it in one stride. Keys stand across: sixteen tokens side by side
+/// are a vector whose lanes become sixteen scores, with no sum over lanes, whatever the size of a head.
 #[derive(Debug, Clone)]
 pub(in crate::backend::candle) struct LayerCache {
     pub(in crate::backend::candle) keys: Tensor,
@@ -36,8 +38,7 @@ impl KvShape {
 impl LayerCache {
     /// Zeros for one layer.
     pub(in crate::backend::candle) fn allocate(shape: KvShape, blocks: usize, device: &Device) -> Result<Self> {
-        let dims = (blocks, shape.kv_heads, BLOCK_TOKENS, shape.head_dim);
-        let zeros = || match (shape.dtype, device) {
+        let zeros = |dims: (usize, usize, usize, usize)| match (shape.dtype, device) {
             // The system gives zeroed pages when they are first touched, if it is asked for zeros; the tensor library writes
             // bf16 zeros one by one and so takes the whole cache at once.
             (DType::BF16, Device::Cpu) => {
@@ -46,7 +47,9 @@ impl LayerCache {
             }
             _ => Tensor::zeros(dims, shape.dtype, device),
         };
-        Ok(Self { keys: zeros()?, values: zeros()? })
+        let KvShape { kv_heads, head_dim, .. } = shape;
+        let keys = zeros((blocks, kv_heads, head_dim, BLOCK_TOKENS))?;
+        Ok(Self { keys, values: zeros((blocks, kv_heads, BLOCK_TOKENS, head_dim))? })
     }
 
     /// Writes the keys and values of `[rows, queries | keys | values]` to their slots.
@@ -58,8 +61,8 @@ impl LayerCache {
         kv_heads: usize,
     ) -> Result<()> {
         let inputs = inputs.contiguous()?;
-        self.keys.inplace_op2(&inputs, &WriteRows { slots, first_head: heads })?;
-        self.values.inplace_op2(&inputs, &WriteRows { slots, first_head: heads + kv_heads })
+        self.keys.inplace_op2(&inputs, &WriteRows { slots, first_head: heads, across: true })?;
+        self.values.inplace_op2(&inputs, &WriteRows { slots, first_head: heads + kv_heads, across: false })
     }
 }
 
@@ -67,6 +70,8 @@ struct WriteRows<'a> {
     slots: &'a [u32],
     /// The head of a row at which what is written begins.
     first_head: usize,
+    /// Whether a token's values stand across its block, as those of keys do.
+    across: bool,
 }
 
 impl InplaceOp2 for WriteRows<'_> {
@@ -75,7 +80,8 @@ impl InplaceOp2 for WriteRows<'_> {
     }
 
     fn cpu_fwd(&self, cache: &mut CpuStorage, to: &Layout, rows: &CpuStorage, from: &Layout) -> Result<()> {
-        let (_, heads, _, dim) = to.shape().dims4()?;
+        let (_, heads, outer, inner) = to.shape().dims4()?;
+        let dim = if self.across { outer } else { inner };
         let (count, width) = from.shape().dims2()?;
         let CpuStorage::F32(rows) = rows else { bail!("keys and values are computed in f32 on CPU") };
         let Some((start, end)) = from.contiguous_offsets() else {
@@ -108,11 +114,12 @@ struct Place {
 
 impl WriteRows<'_> {
     fn write<T: KvValue>(&self, cache: &mut [T], rows: &[f32], Place { first, width, heads, dim }: Place) {
+        let (token_step, value_step) = if self.across { (1, BLOCK_TOKENS) } else { (dim, 1) };
         for (row, &slot) in rows.chunks_exact(width).zip(self.slots) {
             let (block, offset) = (slot as usize / BLOCK_TOKENS, slot as usize % BLOCK_TOKENS);
             for (head, values) in row[first..first + heads * dim].chunks_exact(dim).enumerate() {
-                let at = ((block * heads + head) * BLOCK_TOKENS + offset) * dim;
-                for (stored, value) in cache[at..at + dim].iter_mut().zip(values) {
+                let at = (block * heads + head) * BLOCK_TOKENS * dim + offset * token_step;
+                for (stored, value) in cache[at..].iter_mut().step_by(value_step).zip(values) {
                     *stored = T::store(*value);
                 }
             }

@@ -16,6 +16,12 @@ pub(in crate::backend::candle) trait KvValue: Copy + Send + Sync {
     fn load(self) -> f32;
     /// Sixteen of them.
     fn lanes<L: Lanes>(values: &[Self; LANES]) -> L;
+    /// The same numbers as f32 where that is how they are stored.
+    #[inline(always)]
+    fn as_f32(values: &[[Self; LANES]]) -> Option<&[[f32; LANES]]> {
+        let _ = values;
+        None
+    }
 }
 
 impl KvValue for f32 {
@@ -30,6 +36,11 @@ impl KvValue for f32 {
     #[inline(always)]
     fn lanes<L: Lanes>(values: &[Self; LANES]) -> L {
         L::load(values)
+    }
+
+    #[inline(always)]
+    fn as_f32(values: &[[Self; LANES]]) -> Option<&[[f32; LANES]]> {
+        Some(values)
     }
 }
 

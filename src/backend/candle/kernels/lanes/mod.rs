@@ -18,6 +18,9 @@ pub(super) const LANES: usize = 16;
 /// Implementations for a processor's instructions may be used only inside functions that enable them, after the processor
 /// was asked (see [`super::simd`]); every method is inlined into its caller and so compiled with the caller's features.
 pub(in crate::backend::candle) trait Lanes: Copy {
+    /// Sums that stay in registers, beside what is added to them.
+    const SUMS: usize;
+
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
@@ -63,6 +66,8 @@ pub(in crate::backend::candle) trait Lanes: Copy {
     }
     /// The sum of all lanes, added in halves: lane `l` and `l + 8`, then `l + 4`, `l + 2`, `l + 1`.
     fn sum(self) -> f32;
+    /// The largest of all lanes.
+    fn highest(self) -> f32;
 }
 
 /// `e^x` of each lane, to about one unit in the last place, for `x` up to 88; below -87 it is about 1e-38.
@@ -96,6 +101,9 @@ pub(super) fn sigmoid_divisor<L: Lanes>(x: L) -> L {
 pub(super) struct Portable([f32; LANES]);
 
 impl Lanes for Portable {
+    // Of the 32 registers of 64-bit Arm each sum takes four.
+    const SUMS: usize = 4;
+
     fn zero() -> Self {
         Self([0.0; LANES])
     }
@@ -189,6 +197,10 @@ impl Lanes for Portable {
             width /= 2;
         }
         lanes[0]
+    }
+
+    fn highest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 }
 

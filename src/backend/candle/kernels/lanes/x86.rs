@@ -20,6 +20,9 @@ pub(in super::super) struct Avx512(__m512);
 pub(in super::super) struct Avx2(__m256, __m256);
 
 impl Lanes for Avx512 {
+    // Of 32 registers.
+    const SUMS: usize = 16;
+
     #[inline(always)]
     fn zero() -> Self {
         unsafe { Self(_mm512_setzero_ps()) }
@@ -149,9 +152,20 @@ impl Lanes for Avx512 {
             sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
         }
     }
+
+    #[inline(always)]
+    fn highest(self) -> f32 {
+        unsafe {
+            let high = _mm512_extractf32x8_ps::<1>(self.0);
+            highest_of_eight(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
 }
 
 impl Lanes for Avx2 {
+    // Of 16 registers each takes two.
+    const SUMS: usize = 4;
+
     #[inline(always)]
     fn zero() -> Self {
         unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
@@ -290,6 +304,11 @@ impl Lanes for Avx2 {
     fn sum(self) -> f32 {
         unsafe { sum_of_eight(_mm256_add_ps(self.0, self.1)) }
     }
+
+    #[inline(always)]
+    fn highest(self) -> f32 {
+        unsafe { highest_of_eight(_mm256_max_ps(self.0, self.1)) }
+    }
 }
 
 #[inline(always)]
@@ -347,5 +366,14 @@ unsafe fn sum_of_eight(eight: __m256) -> f32 {
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}
+
+#[inline(always)]
+unsafe fn highest_of_eight(eight: __m256) -> f32 {
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
     }
 }
