@@ -130,10 +130,11 @@ impl ChatModel {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn model() -> ChatModel {
+    /// The chat side of a fixture.
+    pub(crate) fn model() -> ChatModel {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny-llama");
         ChatModel::open(&Checkpoint::open(path.as_ref()).unwrap()).unwrap()
     }

@@ -11,7 +11,7 @@ use crate::cli::PlanArgs;
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let options = load::options(&args.engine)?;
-    let plan = MemoryPlan::of(&checkpoint, &options, args.engine.tp_size)?;
+    let plan = MemoryPlan::of(&checkpoint, &options)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&plan)?)?;

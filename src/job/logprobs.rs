@@ -88,15 +88,9 @@ fn json_bytes(token: &TokenLogprob) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::ChatModel;
-    use crate::checkpoint::Checkpoint;
+    use crate::chat::tests::model;
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
-
-    fn model() -> ChatModel {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny-llama");
-        ChatModel::open(&Checkpoint::open(path.as_ref()).unwrap()).unwrap()
-    }
 
     /// Any ids (half characters, control tokens, none at all) through an answer with a stop string.
     #[test]

@@ -4,9 +4,7 @@
 use serde::Serialize;
 
 use super::EngineOptions;
-use super::cache::kv::KvShape;
 use super::model::config::DecoderConfig;
-use super::model::shards::Units;
 use super::model::tensors::{TensorSpec, tensors};
 use super::plan::BLOCK_TOKENS;
 use super::weights::{Inventory, LoadError};
@@ -64,14 +62,14 @@ pub struct RankPlan {
 }
 
 impl MemoryPlan {
-    /// The plan of a checkpoint over so many ranks, from its configuration and its files' headers, or its index where the files
+    /// The plan of a checkpoint, from its configuration and its files' headers, or its index where the files
     /// are not here.
     ///
     /// # Errors
     /// When the model is not supported or does not split over the ranks, or a file is there and damaged.
-    pub fn of(checkpoint: &Checkpoint, options: &EngineOptions, world: usize) -> Result<Self, LoadError> {
+    pub fn of(checkpoint: &Checkpoint, options: &EngineOptions) -> Result<Self, LoadError> {
         let free = machine::memory().map(|memory| memory.available);
-        Self::with_memory(checkpoint, &DecoderConfig::read(checkpoint)?, options, world, free)
+        Self::with_memory(checkpoint, &DecoderConfig::read(checkpoint)?, options, free)
     }
 
     /// The plan on a machine with so much free memory.
@@ -79,13 +77,11 @@ impl MemoryPlan {
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
         options: &EngineOptions,
-        world: usize,
         free: Option<u64>,
     ) -> Result<Self, LoadError> {
         let inventory = Inventory::read(checkpoint)?;
         let tensors = tensors(config, inventory.contains("lm_head.weight"));
-        let rank = RankPlan::of(&inventory, &tensors, config, options, world)?;
-        Ok(Self::over(rank, world, config, options, free))
+        Self::of_weights(&inventory, &tensors, config, options, free)
     }
 
     /// The plan of a model with random weights.
@@ -94,13 +90,20 @@ impl MemoryPlan {
         options: &EngineOptions,
         free: Option<u64>,
     ) -> Result<Self, LoadError> {
-        let (tensors, world) = (tensors(config, false), options.ranks.max(1));
-        let rank = RankPlan::of(&Inventory::synthetic(&tensors), &tensors, config, options, world)?;
-        Ok(Self::over(rank, world, config, options, free))
+        let tensors = tensors(config, false);
+        Self::of_weights(&Inventory::synthetic(&tensors), &tensors, config, options, free)
     }
 
-    /// Ranks hold equal parts.
-    fn over(rank: RankPlan, world: usize, config: &DecoderConfig, options: &EngineOptions, free: Option<u64>) -> Self {
+    fn of_weights(
+        inventory: &Inventory,
+        tensors: &[TensorSpec],
+        config: &DecoderConfig,
+        options: &EngineOptions,
+        free: Option<u64>,
+    ) -> Result<Self, LoadError> {
+        let world = options.ranks.max(1);
+        let rank = RankPlan::of(inventory, tensors, config, options, world)?;
+        // Ranks hold equal parts.
         let all = |bytes: u64| bytes.saturating_mul(world as u64);
         let RankPlan { weights_bytes, kv_bytes_per_token, state_bytes_per_sequence, .. } = rank;
         let (weights_bytes, kv_bytes_per_token) = (all(weights_bytes), all(kv_bytes_per_token));
@@ -122,7 +125,7 @@ impl MemoryPlan {
         });
         let cache_tokens = cache_tokens.max(1).checked_next_multiple_of(BLOCK_TOKENS).unwrap_or(usize::MAX);
         let cache_bytes = kv_bytes_per_token.saturating_mul(cache_tokens as u64);
-        Self {
+        Ok(Self {
             architecture: config.architecture.clone(),
             weights_bytes,
             kv_bytes_per_token,
@@ -136,7 +139,7 @@ impl MemoryPlan {
             state_bytes,
             total_bytes: weights_bytes.saturating_add(cache_bytes).saturating_add(state_bytes),
             ranks: (0..world).map(|number| RankPlan { rank: number, ..rank }).collect(),
-        }
+        })
     }
 
     /// Blocks of the cache, if this machine can hold it: a refused allocation would end the process without a word.
@@ -183,14 +186,12 @@ impl RankPlan {
             let shape = shape.map_err(|reason| refuse(format!("{}: {reason}", tensor.name)))?;
             weights_bytes = u64::saturating_add(weights_bytes, inventory.bytes(tensor, &shape));
         }
-        let kv = config.kv(options.kv_dtype.dtype());
-        let kv_heads = Units::shared(kv.kv_heads, "key heads").a_rank(world).map_err(refuse)?;
+        let own = config.of_a_rank(world)?;
         Ok(Self {
             rank: 0,
             weights_bytes,
-            kv_bytes_per_token: KvShape { kv_heads, ..kv }.bytes_per_token() as u64,
-            // Its heads divide, or some weight above would not have.
-            state_bytes_per_sequence: (config.state_bytes() / world) as u64,
+            kv_bytes_per_token: own.kv(options.kv_dtype.dtype()).bytes_per_token() as u64,
+            state_bytes_per_sequence: own.state_bytes() as u64,
         })
     }
 }
@@ -216,7 +217,7 @@ mod tests {
 
     fn plan(checkpoint: &Path, options: &EngineOptions, free: Option<u64>) -> Result<MemoryPlan, LoadError> {
         let checkpoint = Checkpoint::open(checkpoint).unwrap();
-        MemoryPlan::with_memory(&checkpoint, &DecoderConfig::read(&checkpoint)?, options, 1, free)
+        MemoryPlan::with_memory(&checkpoint, &DecoderConfig::read(&checkpoint)?, options, free)
     }
 
     fn tiny_llama() -> PathBuf {
@@ -280,7 +281,10 @@ mod tests {
         std::fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
         let options = EngineOptions { kv_dtype: KvDtype::Bf16, max_running: 4, ..EngineOptions::default() };
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        let over = |world| MemoryPlan::with_memory(&checkpoint, &config, &options, world, None);
+        let over = |ranks| {
+            let options = EngineOptions { ranks, ..options.clone() };
+            MemoryPlan::with_memory(&checkpoint, &config, &options, None)
+        };
         let plan = over(1).unwrap();
         let (experts, shared_experts) = (32_212_254_720_u64, 125_829_120);
         let (recurrent, attention) = (1_006_632_960, 272_629_760);

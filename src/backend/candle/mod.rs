@@ -139,7 +139,7 @@ impl CandleBackend {
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
         let config = DecoderConfig::read(checkpoint)?;
         let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::with_memory(checkpoint, &config, options, options.ranks.max(1), free)?;
+        let plan = MemoryPlan::with_memory(checkpoint, &config, options, free)?;
         let weights = weights::open(checkpoint, config.gguf_heads(), options.fp8_activations, progress)?;
         Self::start(config, weights.as_ref(), &plan, options)
     }

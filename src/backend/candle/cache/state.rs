@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use crate::backend::candle::kernels::{CONV_TOKENS, copy_slots};
+use crate::backend::candle::kernels::{conv_tails, copy_slots};
 use crate::backend::candle::model::layers::DeltaShape;
 use crate::backend::candle::plan::StateCopy;
 
@@ -11,7 +11,7 @@ use crate::backend::candle::plan::StateCopy;
 pub(in crate::backend::candle) struct LayerState {
     /// The heads' matrices, `[slots, ...]` in the form that the recurrence wants.
     pub(in crate::backend::candle) matrices: Tensor,
-    /// The convolution's last inputs, `[slots, CONV_TOKENS - 1, channels]`, the oldest first.
+    /// The convolution's last inputs, see [`conv_tails`].
     pub(in crate::backend::candle) tails: Tensor,
 }
 
@@ -20,7 +20,7 @@ impl LayerState {
     pub(in crate::backend::candle) fn allocate(shape: DeltaShape, slots: usize, device: &Device) -> Result<Self> {
         Ok(Self {
             matrices: Tensor::zeros(shape.kernel().states(slots), DType::F32, device)?,
-            tails: Tensor::zeros((slots, CONV_TOKENS - 1, shape.channels()), DType::F32, device)?,
+            tails: Tensor::zeros(conv_tails(slots, shape.channels()), DType::F32, device)?,
         })
     }
 

@@ -38,15 +38,15 @@ impl ConvWeights {
         }
         Some(Self { values, channels })
     }
+}
 
-    /// Dimensions of the tails of so many slots, f32: `[slots, 3, channels]`, each the last tokens' inputs, the oldest first.
-    pub(in crate::backend::candle) fn tails(&self, slots: usize) -> (usize, usize, usize) {
-        (slots, TAIL, self.channels)
-    }
+/// Dimensions of the tails of so many slots, f32: `[slots, 3, channels]`, each the last tokens' inputs, the oldest first.
+pub(in crate::backend::candle) fn conv_tails(slots: usize, channels: usize) -> (usize, usize, usize) {
+    (slots, TAIL, channels)
 }
 
 /// `silu(convolution)` of `inputs` `[rows, channels]`, to the same shape. Reads and replaces the spans' `tails` (see
-/// [`ConvWeights::tails`]); before a sequence's start there are zeros. Inputs may be columns of a wider tensor.
+/// [`conv_tails`]); before a sequence's start there are zeros. Inputs may be columns of a wider tensor.
 pub(in crate::backend::candle) fn causal_conv(
     inputs: &Tensor,
     weights: &Arc<ConvWeights>,
@@ -80,7 +80,7 @@ impl InplaceOp2 for CausalConv {
         let ConvWeights { values: weights, channels } = &*self.weights;
         let (inputs, channels) = (Rows::new(inputs, inputs_at)?, *channels);
         let dims = tails_at.shape().dims3()?;
-        if inputs.width() != channels || dims != self.weights.tails(dims.0) {
+        if inputs.width() != channels || dims != conv_tails(dims.0, channels) {
             bail!("rows of {} values and tails {dims:?} do not fit a convolution of {channels}", inputs.width());
         }
         state_span::check(&self.spans, inputs.count())?;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn tails(weights: &ConvWeights) -> Tensor {
-        Tensor::full(f32::NAN, weights.tails(SLOTS), &Device::Cpu).unwrap()
+        Tensor::full(f32::NAN, conv_tails(SLOTS, weights.channels), &Device::Cpu).unwrap()
     }
 
     fn run(inputs: &Tensor, weights: &Arc<ConvWeights>, tails: &Tensor, spans: Vec<StateSpan>) -> Vec<Vec<f32>> {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use super::dot::{GROUP, dispatch};
-use super::elementwise::values;
-use super::matmul::group;
+use super::dot::GROUP;
+use super::elementwise::{by_rows, values};
+use super::matmul::{by_outputs, transpose};
 use super::matrix::Matrix;
 use super::simd;
 
@@ -74,15 +74,9 @@ impl CustomOp1 for GroupedMatMul {
         let level = simd::level();
         pieces(&panels, width, columns, &mut turned).into_par_iter().for_each(|piece| piece.compute(x, columns, level));
         let mut out = vec![0_f32; rows * width];
-        let mut rest = turned.as_slice();
         for (panel, _) in &panels {
-            let (these, others) = rest.split_at(panel.len() * width);
-            rest = others;
-            for (output, sums) in these.chunks_exact(panel.len()).enumerate() {
-                for (row, sum) in panel.clone().zip(sums) {
-                    out[row * width + output] = *sum;
-                }
-            }
+            let at = panel.start * width..panel.end * width;
+            transpose(&turned[at.clone()], panel.len(), &mut out[at]);
         }
         Ok((CpuStorage::F32(out), Shape::from((rows, width))))
     }
@@ -115,17 +109,8 @@ fn pieces<'a>(
 
 impl Piece<'_> {
     fn compute(self, x: &[f32], columns: usize, level: simd::Level) {
-        let rows = self.rows.len();
         let x = &x[self.rows.start * columns..self.rows.end * columns];
-        let mut scratch = Vec::new();
-        let mut done = 0;
-        while done < self.out.len() / rows {
-            let weights = group(self.matrices, self.first + done, GROUP.min(self.out.len() / rows - done));
-            dispatch(level, &weights, x, columns, rows, &mut scratch, |output, row, sum| {
-                self.out[(done + output) * rows + row] = sum;
-            });
-            done += weights.count;
-        }
+        by_outputs(level, self.matrices, self.first, x, columns, self.out);
     }
 }
 
@@ -159,8 +144,8 @@ impl CustomOp1 for WeightedSums {
         }
         let mut out = vec![0_f32; self.shares.len() * n];
         if n > 0 {
-            out.par_chunks_exact_mut(n).zip(&self.shares).for_each(|(out, shares)| {
-                for &(part, weight) in shares {
+            by_rows(&mut out, n, |row, out| {
+                for &(part, weight) in &self.shares[row] {
                     for (sum, value) in out.iter_mut().zip(&parts[part * n..(part + 1) * n]) {
                         *sum += weight * value;
                     }
@@ -194,12 +179,12 @@ impl CustomOp2 for AddGated {
         let mut out = values(sums, sums_at)?.to_vec();
         let extra = values(extra, extra_at)?;
         if n > 0 {
-            for ((out, extra), gate) in out.chunks_exact_mut(n).zip(extra.chunks_exact(n)).zip(&self.gates) {
-                let share = 1.0 / (1.0 + (-gate).exp());
-                for (sum, value) in out.iter_mut().zip(extra) {
+            by_rows(&mut out, n, |row, out| {
+                let share = 1.0 / (1.0 + (-self.gates[row]).exp());
+                for (sum, value) in out.iter_mut().zip(&extra[row * n..(row + 1) * n]) {
                     *sum += share * value;
                 }
-            }
+            });
         }
         Ok((CpuStorage::F32(out), sums_at.shape().clone()))
     }

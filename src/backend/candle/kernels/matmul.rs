@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::dot::{GROUP, Group, TILE, dispatch};
 use super::format::{Format, StoredRow};
 use super::matrix::Matrix;
-use super::simd;
+use super::simd::{self, Level};
 
 /// Up to this many activation rows, threads share the weights (each reads a part of them); above it they share the rows.
 const FEW_ROWS: usize = 32;
@@ -79,26 +79,13 @@ impl Product<'_> {
         let chunk = outputs.div_ceil(parts.max(1)).next_multiple_of(GROUP);
         let level = simd::level();
         transposed.par_chunks_mut(chunk * rows).enumerate().for_each(|(at, out)| {
-            let mut scratch = Vec::new();
-            let first = at * chunk;
-            let mut done = 0;
-            while done < out.len() / rows {
-                let weights = group(self.matrices, first + done, GROUP.min(out.len() / rows - done));
-                dispatch(level, &weights, self.x, self.columns, rows, &mut scratch, |output, row, sum| {
-                    out[(done + output) * rows + row] = sum;
-                });
-                done += weights.count;
-            }
+            by_outputs(level, self.matrices, at * chunk, self.x, self.columns, out);
         });
         if rows == 1 {
             return transposed;
         }
         let mut out = vec![0_f32; rows * outputs];
-        for (output, sums) in transposed.chunks_exact(rows).enumerate() {
-            for (row, sum) in sums.iter().enumerate() {
-                out[row * outputs + output] = *sum;
-            }
-        }
+        transpose(&transposed, rows, &mut out);
         out
     }
 
@@ -123,8 +110,33 @@ impl Product<'_> {
     }
 }
 
+/// The outputs from `first` on, as many as there is room for in `out` (`[outputs, rows]`), for all rows of `x`.
+pub(super) fn by_outputs(level: Level, matrices: &[Matrix], first: usize, x: &[f32], columns: usize, out: &mut [f32]) {
+    let rows = x.len() / columns;
+    let outputs = out.len() / rows;
+    let mut scratch = Vec::new();
+    let mut done = 0;
+    while done < outputs {
+        let weights = group(matrices, first + done, GROUP.min(outputs - done));
+        dispatch(level, &weights, x, columns, rows, &mut scratch, |output, row, sum| {
+            out[(done + output) * rows + row] = sum;
+        });
+        done += weights.count;
+    }
+}
+
+/// `[outputs, rows]` to `[rows, outputs]`.
+pub(super) fn transpose(sums: &[f32], rows: usize, out: &mut [f32]) {
+    let outputs = sums.len() / rows;
+    for (output, sums) in sums.chunks_exact(rows).enumerate() {
+        for (row, sum) in sums.iter().enumerate() {
+            out[row * outputs + output] = *sum;
+        }
+    }
+}
+
 /// The stored rows of up to `count` outputs from `first` on, all of one matrix.
-pub(super) fn group(matrices: &[Matrix], first: usize, count: usize) -> Group<'_> {
+fn group(matrices: &[Matrix], first: usize, count: usize) -> Group<'_> {
     let mut skipped = 0;
     for matrix in matrices {
         if first < skipped + matrix.rows() {
@@ -143,7 +155,6 @@ mod tests {
     use super::*;
     use crate::backend::candle::kernels::format::SQUARE;
     use crate::backend::candle::kernels::matrix::RowOrder;
-    use crate::backend::candle::kernels::simd::Level;
     use crate::backend::candle::kernels::testing::{assert_close, normal};
     use crate::checkpoint::SharedBytes;
     use candle_core::Device;

@@ -21,7 +21,7 @@ mod state_span;
 #[cfg(test)]
 mod testing;
 
-pub(super) use causal_conv::{CONV_TOKENS, ConvWeights, causal_conv};
+pub(super) use causal_conv::{CONV_TOKENS, ConvWeights, causal_conv, conv_tails};
 pub(super) use copy_slots::copy_slots;
 pub(super) use e4m3::first_nan;
 pub(super) use elementwise::{HeadNorms, HeadPreparation, Turns, add_rms_norm, prepare_heads, rms_norm, swiglu};

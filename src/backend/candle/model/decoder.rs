@@ -111,13 +111,7 @@ impl Decoder {
         memories: &[LayerMemory],
         comm: &dyn Communicator,
     ) -> Result<Option<Tensor>> {
-        let mut x = comm.all_reduce_sum(&self.embedding.forward(&plan.tokens, &self.device)?)?;
-        let step = self.step(plan, comm);
-        let mut added = None;
-        for (layer, memory) in self.layers.iter().zip(memories) {
-            let (sum, next) = layer.forward(&x, added.as_ref(), memory, &step)?;
-            (x, added) = (sum, Some(next));
-        }
+        let (x, added) = self.run_layers(plan, memories, comm, |_, _| Ok(()))?;
         let rows: Vec<u32> = plan.outputs.iter().map(|output| output.row as u32).collect();
         if rows.is_empty() {
             return Ok(None);
@@ -139,26 +133,38 @@ impl Decoder {
         memories: &[LayerMemory],
         comm: &dyn Communicator,
     ) -> Result<Vec<Tensor>> {
-        let mut x = comm.all_reduce_sum(&self.embedding.forward(&plan.tokens, &self.device)?)?;
-        let step = self.step(plan, comm);
-        let mut added: Option<Tensor> = None;
         let mut outputs = Vec::new();
-        for (layer, memory) in self.layers.iter().zip(memories) {
-            let (sum, next) = layer.forward(&x, added.as_ref(), memory, &step)?;
-            outputs.push((&sum + &next)?);
-            (x, added) = (sum, Some(next));
-        }
+        self.run_layers(plan, memories, comm, |x, added| {
+            outputs.push((x + added)?);
+            Ok(())
+        })?;
         Ok(outputs)
     }
 
-    fn step<'a>(&self, plan: &'a StepPlan, comm: &'a dyn Communicator) -> Step<'a> {
-        Step {
+    /// All rows of a step through all layers: the stream of sums, and what the last layer adds to it. `after` is shown the same
+    /// behind each layer.
+    fn run_layers(
+        &self,
+        plan: &StepPlan,
+        memories: &[LayerMemory],
+        comm: &dyn Communicator,
+        mut after: impl FnMut(&Tensor, &Tensor) -> Result<()>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let mut x = comm.all_reduce_sum(&self.embedding.forward(&plan.tokens, &self.device)?)?;
+        let step = Step {
             slots: &plan.slots,
             turns: Arc::new(self.rope.at(&plan.positions)),
             map: Arc::new(AttentionMap::new(plan)),
             phases: phases(&plan.spans),
             comm,
+        };
+        let mut added = None;
+        for (layer, memory) in self.layers.iter().zip(memories) {
+            let (sum, next) = layer.forward(&x, added.as_ref(), memory, &step)?;
+            after(&sum, &next)?;
+            (x, added) = (sum, Some(next));
         }
+        Ok((x, added))
     }
 
     /// `[rows, hidden]` of fin to logits `[rows, vocab]`.

@@ -28,7 +28,7 @@ pub(in crate::backend::candle) enum Split {
 }
 
 /// Some rows of a tensor that are split alike.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::backend::candle) struct Part {
     pub(in crate::backend::candle) rows: usize,
     pub(in crate::backend::candle) units: Units,

@@ -6,7 +6,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 
 use super::gguf;
 use super::safetensors::{self as folder, MappedFile};
-use super::{LoadError, SCALE_SUFFIX, SyntheticWeights};
+use super::{LoadError, SyntheticWeights, scales_of};
 use crate::backend::candle::kernels::SQUARE;
 use crate::backend::candle::model::tensors::TensorSpec;
 use crate::checkpoint::{Checkpoint, Folder};
@@ -52,8 +52,7 @@ impl Inventory {
     /// What synthetic weights would be.
     pub(in crate::backend::candle) fn synthetic(tensors: &[TensorSpec]) -> Self {
         let quantised = |tensor: &&TensorSpec| SyntheticWeights::is_quantised(&tensor.name, &tensor.shape);
-        let promised =
-            tensors.iter().filter(quantised).map(|tensor| format!("{}{SCALE_SUFFIX}", tensor.name)).collect();
+        let promised = tensors.iter().filter(quantised).map(|tensor| scales_of(&tensor.name)).collect();
         Self { spelling: |name| Some(name.to_owned()), bytes: HashMap::new(), promised, default_width: 2 }
     }
 
@@ -75,7 +74,7 @@ impl Inventory {
 
     /// The width of the squares of a tensor that share a scale; `None` where it has no scales.
     pub(in crate::backend::candle) fn square(&self, tensor: &TensorSpec) -> Option<usize> {
-        self.contains(&format!("{}{SCALE_SUFFIX}", tensor.name)).then_some(SQUARE)
+        self.contains(&scales_of(&tensor.name)).then_some(SQUARE)
     }
 
     /// Bytes in memory of a part of a tensor, of this shape, with its scales.
@@ -96,7 +95,7 @@ impl Inventory {
         if !scaled {
             return weights;
         }
-        let scales = stored(&format!("{}{SCALE_SUFFIX}", tensor.name));
+        let scales = stored(&scales_of(&tensor.name));
         let width = scales.map_or(SCALE_BYTES, |bytes| bytes / squares(&tensor.shape).max(1));
         weights + width * squares(shape)
     }

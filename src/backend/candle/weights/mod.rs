@@ -26,9 +26,10 @@ pub(super) use self::safetensors::SafetensorsWeights;
 pub(super) use self::sharded::ShardedWeights;
 pub(super) use self::synthetic::SyntheticWeights;
 
-/// What the name of a block-quantised matrix's scales has behind the matrix's own, as released checkpoints spell it. The
-/// scales multiply, whatever the name says.
-const SCALE_SUFFIX: &str = "_scale_inv";
+/// The name of a block-quantised matrix's scales, as released checkpoints spell it. They multiply, whatever it says.
+fn scales_of(name: &str) -> String {
+    format!("{name}_scale_inv")
+}
 
 /// Called while weights load, with bytes done and bytes in all.
 pub type ProgressFn = dyn Fn(u64, u64) + Send + Sync;

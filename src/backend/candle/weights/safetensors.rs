@@ -9,7 +9,7 @@ use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use serde_json::Value;
 
-use super::{Fp8Activations, LoadError, Progress, ProgressFn, SCALE_SUFFIX, WeightSource, check_shape, matrix};
+use super::{Fp8Activations, LoadError, Progress, ProgressFn, WeightSource, check_shape, matrix, scales_of};
 use crate::backend::candle::kernels::{Format, Matrix, RowOrder, SQUARE};
 use crate::checkpoint::SharedBytes;
 
@@ -61,7 +61,7 @@ impl<'a> SafetensorsWeights<'a> {
     /// Eight-bit weights with the scales of their squares, which stand under the name `{name}_scale_inv` and multiply in spite
     /// of it. The checkpoint's list of what was not converted is not asked: a tensor's own type says it.
     fn scaled(&self, name: &str, rows: usize, columns: usize, bytes: SharedBytes) -> Result<Matrix, LoadError> {
-        let scale_name = format!("{name}{SCALE_SUFFIX}");
+        let scale_name = scales_of(name);
         let (down, across) = (rows.div_ceil(SQUARE), columns.div_ceil(SQUARE));
         let (dtype, stored) = self.stored(&scale_name, &[down, across])?;
         let stored = plain(&scale_name, dtype, &[down, across], stored)?;

@@ -1,10 +1,11 @@
 //! One rank's part of a model's weights.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::{LoadError, WeightSource};
 use crate::backend::candle::kernels::{Matrix, SQUARE};
-use crate::backend::candle::model::shards::{Shard, Split};
+use crate::backend::candle::model::shards::{Part, Shard, Split};
 use crate::backend::candle::model::tensors::TensorSpec;
 
 /// Another source's tensors, of each the part that a rank holds. Parts are views: what other ranks hold is not read.
@@ -29,30 +30,36 @@ impl<'a> ShardedWeights<'a> {
         self.tensors.get(name).copied().ok_or_else(|| LoadError::Missing { name: name.into() })
     }
 
+    /// The rows of a tensor that the rank holds, part by part.
+    fn rows(&self, name: &str, parts: &[Part], square: Option<usize>) -> Result<Vec<Range<usize>>, LoadError> {
+        let mut first = 0;
+        let own = parts.iter().map(|part| {
+            let own = part.units.range(part.rows, self.shard, square).map_err(|reason| unfit(name, &reason))?;
+            let range = first + own.start..first + own.end;
+            first += part.rows;
+            Ok(range)
+        });
+        own.collect()
+    }
+
     /// A rank's part of a matrix.
     fn part(&self, name: &str, whole: Matrix, split: &Split) -> Result<Matrix, LoadError> {
-        let unfit = |reason: String| LoadError::Start(format!("{name} does not split over ranks: {reason}"));
         let square = whole.is_eight_bit().then_some(SQUARE);
         let part = match split {
             Split::Replicated => Some(whole),
-            Split::Rows(parts) => {
-                let mut first = 0;
-                let mut ranges = Vec::new();
-                for part in parts {
-                    let own = part.units.range(part.rows, self.shard, square).map_err(unfit)?;
-                    ranges.push(first + own.start..first + own.end);
-                    first += part.rows;
-                }
-                whole.rows_of(&ranges)
-            }
+            Split::Rows(parts) => whole.rows_of(&self.rows(name, parts, square)?),
             Split::Columns(units) => {
-                let own = units.range(whole.columns(), self.shard, square).map_err(unfit)?;
+                let own = units.range(whole.columns(), self.shard, square).map_err(|reason| unfit(name, &reason))?;
                 whole.columns_of(own)
             }
         };
-        let part = part.ok_or_else(|| unfit("a part would cut through a block of its weights".into()))?;
+        let part = part.ok_or_else(|| unfit(name, "a part would cut through a block of its weights"))?;
         Ok(part.detached())
     }
+}
+
+fn unfit(name: &str, reason: &str) -> LoadError {
+    LoadError::Start(format!("{name} does not split over ranks: {reason}"))
 }
 
 impl WeightSource for ShardedWeights<'_> {
@@ -77,42 +84,28 @@ impl WeightSource for ShardedWeights<'_> {
     }
 
     fn stack(&self, name: &str, count: usize, _: usize, _: usize) -> Result<Vec<Matrix>, LoadError> {
-        // All experts in one tensor: each is split as it would be in one of its own.
-        if let Some(experts) = name.strip_suffix("gate_up_proj") {
-            let spec = self.spec(&format!("{experts}0.gate_proj.weight"))?;
-            let [output, input] = [spec.shape.first(), spec.shape.last()].map(|n| n.copied().unwrap_or_default());
-            let Split::Rows(parts) = &spec.split else {
-                return Err(LoadError::Config(format!("{name} is not split by rows")));
+        // All experts in one tensor: each is split as it would be in one of its own. Gate rows, then as many up rows.
+        for (fused, one, times) in [("gate_up_proj", "gate_proj", 2), ("down_proj", "down_proj", 1)] {
+            let Some(experts) = name.strip_suffix(fused) else { continue };
+            let spec = self.spec(&format!("{experts}0.{one}.weight"))?;
+            let &[output, input] = spec.shape.as_slice() else {
+                return Err(LoadError::Config(format!("{name} is no stack of matrices")));
             };
-            // Gate rows, then as many up rows.
-            let both = Split::Rows(parts.iter().chain(parts).cloned().collect());
-            let whole = self.weights.stack(name, count, 2 * output, input)?;
-            return whole.into_iter().map(|matrix| self.part(name, matrix, &both)).collect();
-        }
-        if let Some(experts) = name.strip_suffix("down_proj") {
-            let spec = self.spec(&format!("{experts}0.down_proj.weight"))?;
-            let [output, input] = [spec.shape.first(), spec.shape.last()].map(|n| n.copied().unwrap_or_default());
-            let whole = self.weights.stack(name, count, output, input)?;
-            return whole.into_iter().map(|matrix| self.part(name, matrix, &spec.split)).collect();
+            let split = match &spec.split {
+                Split::Rows(parts) => Split::Rows(parts.repeat(times)),
+                other => other.clone(),
+            };
+            let whole = self.weights.stack(name, count, times * output, input)?;
+            return whole.into_iter().map(|matrix| self.part(name, matrix, &split)).collect();
         }
         // A filter a channel: the filters are the rows.
         let spec = self.spec(name)?;
-        let &[filters, output, input] = spec.shape.as_slice() else {
-            return Err(LoadError::Config(format!("{name} is no stack of matrices")));
-        };
-        let Split::Rows(parts) = &spec.split else {
-            return Err(LoadError::Config(format!("{name} is not split by rows")));
+        let (&[filters, output, input], Split::Rows(parts)) = (spec.shape.as_slice(), &spec.split) else {
+            return Err(LoadError::Config(format!("{name} is no stack of matrices that is split by rows")));
         };
         let whole = self.weights.stack(name, filters, output, input)?;
-        let mut first = 0;
-        let mut own = Vec::new();
-        for part in parts {
-            let range = part.units.range(part.rows, self.shard, None);
-            let range = range.map_err(|reason| LoadError::Start(format!("{name}: {reason}")))?;
-            own.extend(whole.get(first + range.start..first + range.end).unwrap_or_default().iter().cloned());
-            first += part.rows;
-        }
-        Ok(own)
+        let own = self.rows(name, parts, None)?.into_iter().flat_map(|range| whole.get(range).unwrap_or_default());
+        Ok(own.cloned().collect())
     }
 
     fn vector(&self, name: &str, _: usize) -> Result<Matrix, LoadError> {

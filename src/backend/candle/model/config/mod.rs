@@ -151,44 +151,28 @@ impl DecoderConfig {
     /// # Errors
     /// When heads do not divide over the ranks.
     pub(in crate::backend::candle) fn of_a_rank(&self, world: usize) -> Result<Self, LoadError> {
-        let divided = |count: usize, what| {
-            let units = Units::own(count, what);
-            units
-                .a_rank(world)
-                .map_err(|reason| LoadError::Start(format!("the model does not split over {world} ranks: {reason}")))
+        let a_rank = |units: Units| {
+            let refuse = |reason| LoadError::Start(format!("the model does not split over {world} ranks: {reason}"));
+            units.a_rank(world).map_err(refuse)
         };
+        let divided = |count, what| a_rank(Units::own(count, what));
         let attention = AttentionShape {
             heads: divided(self.attention.heads, "query heads")?,
-            kv_heads: Units::shared(self.attention.kv_heads, "key heads")
-                .a_rank(world)
-                .map_err(|reason| LoadError::Start(format!("the model does not split over {world} ranks: {reason}")))?,
+            kv_heads: a_rank(Units::shared(self.attention.kv_heads, "key heads"))?,
             ..self.attention
         };
-        let linear = match &self.linear {
-            None => None,
-            Some(linear) => Some(LinearLayers {
-                shape: DeltaShape {
-                    key_heads: divided(linear.shape.key_heads, "linear key heads")?,
-                    value_heads: divided(linear.shape.value_heads, "linear value heads")?,
-                    ..linear.shape
-                },
-                ..linear.clone()
-            }),
-        };
-        let moe = match &self.moe {
-            None => None,
-            Some(moe) => Some(MoeLayers {
-                shape: MoeShape {
-                    intermediate: divided(moe.shape.intermediate, "values of an expert's width")?,
-                    shared: match moe.shape.shared {
-                        None => None,
-                        Some(width) => Some(divided(width, "values of the shared expert's width")?),
-                    },
-                    ..moe.shape
-                },
-                ..moe.clone()
-            }),
-        };
+        let mut linear = self.linear.clone();
+        if let Some(LinearLayers { shape, .. }) = &mut linear {
+            shape.key_heads = divided(shape.key_heads, "linear key heads")?;
+            shape.value_heads = divided(shape.value_heads, "linear value heads")?;
+        }
+        let mut moe = self.moe.clone();
+        if let Some(MoeLayers { shape, .. }) = &mut moe {
+            shape.intermediate = divided(shape.intermediate, "values of an expert's width")?;
+            if let Some(width) = &mut shape.shared {
+                *width = divided(*width, "values of the shared expert's width")?;
+            }
+        }
         let intermediate = divided(self.intermediate, "values of a feed-forward block's width")?;
         Ok(Self {
             vocab: divided(self.vocab, "vocabulary entries")?,

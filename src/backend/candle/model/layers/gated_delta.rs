@@ -8,7 +8,7 @@ use candle_core::{Result, Tensor};
 use super::Linear;
 use crate::backend::candle::cache::state::LayerState;
 use crate::backend::candle::kernels::{
-    self, CONV_TOKENS, ConvWeights, DeltaParams, causal_conv, gated_delta, gated_norm,
+    self, CONV_TOKENS, ConvWeights, DeltaParams, causal_conv, conv_tails, gated_delta, gated_norm,
 };
 use crate::backend::candle::model::config::NormRule;
 use crate::backend::candle::model::phases::Phase;
@@ -44,7 +44,8 @@ impl DeltaShape {
     /// Bytes that one sequence takes: a matrix for each value head and the convolution's last inputs, all in f32.
     pub(in crate::backend::candle) fn state_bytes(self) -> usize {
         let (slots, heads, vectors, keys, lanes) = self.kernel().states(1);
-        size_of::<f32>() * (slots * heads * vectors * keys * lanes + (CONV_TOKENS - 1) * self.channels())
+        let (_, tokens, channels) = conv_tails(slots, self.channels());
+        size_of::<f32>() * slots * (heads * vectors * keys * lanes + tokens * channels)
     }
 
     /// The same sizes, as the recurrence wants them.

@@ -82,14 +82,6 @@ fn a_tiny_cache_forces_recompute_of_states_too_and_changes_nothing() {
         let blocks = (71 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
         let settings = Settings { prefill_chunk: 16, blocks, prefix_blocks, ..Settings::default() };
         let mut machine = Machine::with(&open(FP8), settings);
-        for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-            machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
-        }
-        let answers = machine.run(STEPS);
-        for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
-            let (rows, ids) = &answers[&(at as u64)];
-            assert_eq!(ids, chosen);
-            assert_close(rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
-        }
+        check_together(&mut machine, &golden);
     }
 }

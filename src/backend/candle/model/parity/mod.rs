@@ -215,8 +215,13 @@ fn check_with(checkpoint: &Checkpoint, golden: &Golden, settings: Settings) {
         assert_eq!(&ids, chosen, "ids of p{at}, alone");
         assert_close(&rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
     }
+    check_together(&mut machine, golden);
+}
+
+/// All prompts of a golden in one batch.
+fn check_together(machine: &mut Machine, golden: &Golden) {
     for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-        machine.scheduler.submit(id, prompt.clone(), longest(prompt), Wanted::Next).unwrap();
+        machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
     }
     let answers = machine.run(STEPS);
     for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
@@ -257,13 +262,5 @@ fn a_tiny_cache_forces_recompute_and_changes_nothing() {
     // Room for the longest request alone (40 + 48 tokens) and a little more.
     let blocks = (40 + STEPS).div_ceil(BLOCK_TOKENS) as u32 + 1;
     let mut machine = Machine::with(&checkpoint, Settings { prefill_chunk: 16, blocks, ..Settings::default() });
-    for (id, (prompt, _)) in (0_u64..).zip(&golden.prompts) {
-        machine.scheduler.submit(id, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
-    }
-    let answers = machine.run(STEPS);
-    for (at, (_, chosen)) in golden.prompts.iter().enumerate() {
-        let (rows, ids) = &answers[&(at as u64)];
-        assert_eq!(ids, chosen);
-        assert_close(rows, &golden.rows(at, "step_fin"), &format!("step_fin of p{at}"));
-    }
+    check_together(&mut machine, &golden);
 }
