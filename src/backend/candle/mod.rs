@@ -31,7 +31,7 @@ use self::model::config::DecoderConfig;
 use self::model::decoder::Decoder;
 use self::model::shards::Shard;
 use self::model::tensors::tensors;
-use self::parallel::{Communicator, MakeRunner, Ranks, Solo};
+use self::parallel::{Communicator, MakeRunner, Ranks, Solo, greet};
 use self::plan::{BLOCK_TOKENS, StepError, StepOutput, StepPlan, StepRunner};
 use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;
@@ -232,6 +232,8 @@ fn ranks(
         let make: MakeRunner<LoadError> = Box::new(move |_| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             let pool = pool.map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
+            let first_meeting = greet(&comm, &[own.hidden, own.layers, own.vocab, size.blocks], &Device::Cpu);
+            first_meeting.map_err(|error| LoadError::Start(format!("ranks cannot start: {error}")))?;
             let runner = ModelRunner::new(model, &own, size, comm, &Device::Cpu).map_err(out_of_memory)?;
             Ok(Box::new(Pooled { pool, runner }) as Box<dyn StepRunner>)
         });
