@@ -1,11 +1,12 @@
 //! The in-process backend: the model runs here, and fin goes from its last norm straight to the reader.
 //!
 //! `weights` and `model` turn a checkpoint into layers; `scheduler` decides each step as plain data (`plan`); `runner`
-//! computes it on a device, with `cache` as its memory and `kernels` for what the tensor library lacks; `sampler`
-//! and `logprobs` read its logits; `engine` is the thread that does this in a loop and talks to readers. Only this room
+//! computes it on a device, with `cache` as its memory and `kernels` for what the tensor library lacks; `candidates`,
+//! `sampler` and `logprobs` read its logits; `engine` is the thread that does this in a loop and talks to readers. Only this room
 //! knows the tensor library.
 
 mod cache;
+mod candidates;
 mod engine;
 mod kernels;
 mod logprobs;

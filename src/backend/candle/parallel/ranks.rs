@@ -131,6 +131,7 @@ impl Drop for Ranks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::candle::candidates::RowLogits;
     use crate::backend::candle::parallel::{Communicator, ThreadComm, world};
 
     /// Meets the others in each step, and answers with its number; from a step on it fails in some way.
@@ -159,7 +160,8 @@ mod tests {
             }
             let x = candle_core::Tensor::new(&[1_f32], &candle_core::Device::Cpu).unwrap();
             self.comm.all_reduce_sum(&x).map_err(|e| StepError::fatal(e.to_string()))?;
-            Ok(StepOutput { logits: vec![vec![self.comm.rank() as f32]], ..StepOutput::default() })
+            let logits = vec![RowLogits::All(vec![self.comm.rank() as f32])];
+            Ok(StepOutput { logits, ..StepOutput::default() })
         }
     }
 
@@ -177,7 +179,7 @@ mod tests {
     fn rank_0_answers() {
         let mut ranks = start(Duration::from_secs(60), None);
         for _ in 0..100 {
-            assert_eq!(ranks.run(&StepPlan::default()).unwrap().logits, [[0.0]]);
+            assert_eq!(ranks.run(&StepPlan::default()).unwrap().logits, [RowLogits::All(vec![0.0])]);
         }
     }
 
