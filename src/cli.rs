@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use bytesize::ByteSize;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -314,6 +315,12 @@ pub struct PlanArgs {
     /// How it would run.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Plan for a device a rank, each with so much memory, such as 24GiB, in place of this machine's free memory.
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory: Option<ByteSize>,
+    /// Whole contexts at once to find flags for.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_most::<usize>(1 << 16))]
+    pub contexts: usize,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

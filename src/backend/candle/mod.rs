@@ -27,7 +27,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use self::engine::{EngineConfig, EngineHandle};
-pub use self::memory::{MemoryPlan, RankPlan};
+pub use self::memory::{MemoryPlan, MemoryPlanner, RankPlan, Room};
 use self::model::config::DecoderConfig;
 use self::model::decoder::Decoder;
 use self::model::shards::Shard;
@@ -42,7 +42,6 @@ use self::weights::{ShardedWeights, SyntheticWeights, WeightSource};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
-use crate::machine;
 
 /// How the engine shares a machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,6 +89,11 @@ impl KvDtype {
             Self::Bf16 => DType::BF16,
             Self::Fp8E4m3 => DType::F8E4M3,
         }
+    }
+
+    /// Bytes of a stored value.
+    fn bytes(self) -> usize {
+        self.dtype().size_in_bytes()
     }
 }
 
@@ -139,8 +143,7 @@ impl CandleBackend {
     /// When the checkpoint's model is not supported, its files are damaged or incomplete, or memory is short.
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
         let config = DecoderConfig::read(checkpoint)?;
-        let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::with_memory(checkpoint, &config, options, free)?;
+        let plan = MemoryPlanner::of_model(checkpoint, config.clone())?.plan(options, Room::here())?;
         let weights = weights::open(checkpoint, config.gguf_heads(), options.fp8_activations, progress)?;
         Self::start(config, weights.as_ref(), &plan, options)
     }
@@ -155,9 +158,8 @@ impl CandleBackend {
         progress: &ProgressFn,
     ) -> Result<Self, LoadError> {
         let config = DecoderConfig::read_json(model.config())?;
-        let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::synthetic(&config, options, free)?;
-        if let Some(free) = free.filter(|free| plan.total_bytes > *free) {
+        let plan = MemoryPlanner::synthetic(config.clone()).plan(options, Room::here())?;
+        if let Some(free) = plan.free_bytes.filter(|free| plan.total_bytes > *free) {
             let total = plan.total_bytes;
             return Err(LoadError::Start(format!(
                 "this shape takes {total} bytes and {free} are free; take fewer layers"
