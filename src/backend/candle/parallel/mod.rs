@@ -3,12 +3,15 @@
 //! A rank is one thread with its shard of the weights and its part of the layers' memory. The scheduler gives all of them the same
 //! plan; within a step they meet in [`Communicator`]'s collectives, and rank 0 answers.
 
+mod drill;
 mod ranks;
 mod solo;
 mod threads;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
+pub(super) use drill::Drilled;
+pub use drill::{FaultKind, RankFault};
 pub(super) use ranks::{MakeRunner, Ranks};
 pub(super) use solo::Solo;
 #[cfg(test)]
