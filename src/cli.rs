@@ -8,6 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backend::candle::{EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
+use crate::backend::sglang::SglangOptions;
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -40,6 +41,10 @@ pub enum Command {
     ///
     /// Needs config.json and the weight files' headers, or config.json and the index where the weights are not here yet.
     Plan(PlanArgs),
+    /// Look whether sglang serves are fit for mining, and which flags they lack.
+    ///
+    /// Exits with 1 where one is not.
+    Doctor(DoctorArgs),
     /// Measure this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -201,8 +206,56 @@ impl From<KvCacheDtype> for KvDtype {
 pub enum BackendKind {
     /// The model in this process.
     Candle,
-    /// An sglang serve over HTTP (not built yet).
+    /// An sglang serve over HTTP.
     Sglang,
+}
+
+impl BackendKind {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Candle => "candle",
+            Self::Sglang => "sglang",
+        }
+    }
+}
+
+/// Serves of `--backend sglang`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// An sglang serve's address, or several that share the work.
+    #[arg(long, env = "SERVE_URL", value_name = "URL,...", value_delimiter = ',')]
+    pub serve_url: Vec<String>,
+    /// What the serve was started with as --api-key.
+    #[arg(long, env = "SERVE_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub serve_api_key: Option<String>,
+    /// Most new tokens a call: a serve holds a whole call's hidden states as text.
+    #[arg(long, env = "TOPLOC_GEN_CHUNK", value_name = "TOKENS", default_value_t = SglangOptions::DEFAULT_CHUNK, value_parser = at_most::<usize>(1 << 20))]
+    pub serve_chunk: usize,
+    /// Rows of hidden states that each serve may hold at once [default: 270 for each GB of this machine, if it runs here].
+    #[arg(long, env = "ENGY_SERVE_MAX_LIVE_ROWS", value_name = "ROWS", value_parser = at_most::<usize>(1 << 30))]
+    pub serve_max_live_rows: Option<usize>,
+}
+
+/// `engy-miner doctor`
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Which serves.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// The served model's folder: its configuration, tokenizer and template.
+    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Requests at once that the miner would send.
+    #[arg(long, env = "MAX_INFLIGHT", value_name = "N", default_value_t = session::DEFAULT_SLOTS_PER_LEG * session::DEFAULT_LEGS, value_parser = at_most::<usize>(session::MAX_INFLIGHT))]
+    pub max_inflight: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `engy-miner mine`
@@ -217,7 +270,10 @@ pub struct MineArgs {
     /// Where tokens come from.
     #[arg(long, env = "ENGY_BACKEND", value_enum, default_value_t = BackendKind::Candle)]
     pub backend: BackendKind,
-    /// A model folder (Hugging Face) or a .gguf file.
+    /// Which serves, with --backend sglang.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// A model folder (Hugging Face) or a .gguf file; with --backend sglang, the served model's.
     #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
     pub checkpoint: PathBuf,
     /// Which model.

@@ -63,6 +63,27 @@ pub struct GenerationRequest {
     pub sampling: SamplingParams,
     /// `Some(k)` asks for [`TokenLogprobs`] with each id, the `k` best ids among them.
     pub logprobs: Option<usize>,
+    /// Strings at which whoever reads the answer will end it. A backend that sees text may end there by itself, at the id that
+    /// completes one; another goes on until it is dropped.
+    pub stop: Vec<String>,
+    /// Whether somebody waits for each id. Where that costs a backend something, one that nobody watches may come in one piece.
+    pub streamed: bool,
+}
+
+impl GenerationRequest {
+    /// A greedy answer of at most `max_tokens` tokens to a prompt, which nothing but its length ends.
+    #[must_use]
+    pub fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        Self {
+            prompt,
+            max_tokens,
+            stop_ids: Vec::new(),
+            sampling: SamplingParams::default(),
+            logprobs: None,
+            stop: Vec::new(),
+            streamed: false,
+        }
+    }
 }
 
 /// How the next id is chosen from the logits.
@@ -168,7 +189,8 @@ impl fmt::Debug for FinRows {
     }
 }
 
-/// What a generation tells, in this order: one `Started`, any number of `Tokens`, one `Finished`.
+/// What a generation tells, in this order: one `Started`, any number of `Tokens`, one `Finished`. `FirstRowMissing` may come before
+/// the first row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GenerationEvent {
     /// The prompt has been read.
@@ -176,11 +198,17 @@ pub enum GenerationEvent {
         /// Prompt tokens whose states came from a cache.
         cached_tokens: usize,
     },
-    /// The next ids, each with its row.
+    /// There is no row for the first id, and never will be: rows begin with the second id's. The first id then counts as the last
+    /// of the prompt, where proofs are concerned.
+    FirstRowMissing,
+    /// The next ids, and the next rows.
+    ///
+    /// Row `j` of the generation chose its id `j`. Rows come with their ids or behind them, never before, and when the generation
+    /// has finished all of them have come.
     Tokens {
         /// Chosen ids, the one that ended the answer included.
         ids: Vec<u32>,
-        /// `[ids.len(), hidden]`: row `j` chose id `j`.
+        /// `[rows, hidden]`.
         fin: FinRows,
         /// One an id where the request asks for them, else none.
         logprobs: Vec<TokenLogprobs>,
@@ -220,6 +248,8 @@ impl TokenLogprobs {
 pub enum StopReason {
     /// This stop id was chosen.
     StopId(u32),
+    /// The text has come to one of the request's stop strings.
+    StopString,
     /// The token budget or the context is used up.
     Length,
 }
@@ -238,13 +268,27 @@ pub struct Timings {
 /// A running generation: a stream of events. Dropping it cancels the work, everywhere, at once.
 #[derive(Debug)]
 pub struct Generation {
-    events: mpsc::UnboundedReceiver<Result<GenerationEvent, BackendError>>,
+    events: Events,
+}
+
+type Event = Result<GenerationEvent, BackendError>;
+
+#[derive(Debug)]
+enum Events {
+    Free(mpsc::UnboundedReceiver<Event>),
+    Paced(mpsc::Receiver<Event>),
 }
 
 /// A backend's end of a [`Generation`].
 #[derive(Debug, Clone)]
 pub struct GenerationSender {
-    events: mpsc::UnboundedSender<Result<GenerationEvent, BackendError>>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// A backend's end of a [`Generation`] that waits for its reader.
+#[derive(Debug, Clone)]
+pub struct PacedSender {
+    events: mpsc::Sender<Event>,
 }
 
 impl Generation {
@@ -255,7 +299,15 @@ impl Generation {
     #[must_use]
     pub fn channel() -> (GenerationSender, Self) {
         let (sender, events) = mpsc::unbounded_channel();
-        (GenerationSender { events: sender }, Self { events })
+        (GenerationSender { events: sender }, Self { events: Events::Free(events) })
+    }
+
+    /// Both ends of a new generation of which at most `ahead` events wait for the reader: for backends that get tokens faster
+    /// than they are folded, and can stop reading.
+    #[must_use]
+    pub fn paced(ahead: usize) -> (PacedSender, Self) {
+        let (sender, events) = mpsc::channel(ahead.max(1));
+        (PacedSender { events: sender }, Self { events: Events::Paced(events) })
     }
 
     /// A generation that is refused.
@@ -269,7 +321,10 @@ impl Generation {
     /// The next event. `None` after `Finished` or an error, and where the backend went away before: a reader that has
     /// seen no `Finished` must treat that as a failure.
     pub async fn next(&mut self) -> Option<Result<GenerationEvent, BackendError>> {
-        self.events.recv().await
+        match &mut self.events {
+            Events::Free(events) => events.recv().await,
+            Events::Paced(events) => events.recv().await,
+        }
     }
 }
 
@@ -286,11 +341,25 @@ impl GenerationSender {
     }
 }
 
+impl PacedSender {
+    /// Tells the reader, if it is still there, once it has room.
+    pub async fn send(&self, event: Result<GenerationEvent, BackendError>) {
+        let _ = self.events.send(event).await;
+    }
+
+    /// Resolves once the reader has gone: stop working for it.
+    pub async fn cancelled(&self) {
+        self.events.closed().await;
+    }
+}
+
 /// Whether new requests make sense.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
     /// Yes.
     Ready,
+    /// Not now; it may get better by itself.
+    Away(String),
     /// No, and it will not get better by itself.
     Dead(String),
 }

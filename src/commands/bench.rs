@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 use super::load;
-use crate::backend::{Backend, GenerationEvent, GenerationRequest, SamplingParams};
+use crate::backend::{Backend, GenerationEvent, GenerationRequest};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{BenchEngineArgs, Switch};
 use crate::machine;
@@ -122,13 +122,8 @@ async fn run(
     let started = Instant::now();
     let mut requests = tokio::task::JoinSet::new();
     for _ in 0..batch {
-        let request = GenerationRequest {
-            prompt: (0..prompt_tokens).map(|_| rng.random_range(0..vocab)).collect(),
-            max_tokens: new_tokens,
-            stop_ids: Vec::new(),
-            sampling: SamplingParams::default(),
-            logprobs: None,
-        };
+        let prompt = (0..prompt_tokens).map(|_| rng.random_range(0..vocab)).collect();
+        let request = GenerationRequest::greedy(prompt, new_tokens);
         requests.spawn(read(Arc::clone(backend), request, proofs));
     }
     let mut times = Vec::with_capacity(batch);
@@ -163,6 +158,7 @@ async fn read(backend: Arc<dyn Backend>, request: GenerationRequest, proofs: boo
     while let Some(event) = generation.next().await {
         match event? {
             GenerationEvent::Started { .. } => {}
+            GenerationEvent::FirstRowMissing => bail!("the engine lost a row"),
             GenerationEvent::Tokens { ids, fin, .. } => {
                 last = Instant::now();
                 output_token_ids.extend(ids);

@@ -8,9 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::Backend;
 use crate::backend::candle::{CandleBackend, EngineOptions, LoadError, ProgressFn, SyntheticModel};
-use crate::chat::ChatModel;
+use crate::backend::sglang::{Expected, ServedModel, SglangBackend, SglangOptions};
+use crate::chat::{ChatModel, ChatRequest};
 use crate::checkpoint::Checkpoint;
-use crate::cli::{EngineArgs, ModelArgs};
+use crate::cli::{EngineArgs, ModelArgs, ServeArgs};
 use crate::job::{Limits, Service};
 use crate::spec::ModelSpec;
 
@@ -58,6 +59,68 @@ pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow
     let path = checkpoint.path();
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     shown(name, move |progress| CandleBackend::open(&checkpoint, &options, progress)).await
+}
+
+/// A question whose prompt serves are probed with.
+fn probe_question(chat: &ChatModel) -> anyhow::Result<Vec<u32>> {
+    let question = serde_json::json!({"messages": [{"role": "user", "content": "Hello?"}]});
+    Ok(chat.prompt(&ChatRequest::parse(&question)?, usize::MAX)?.ids)
+}
+
+/// What a serve of this checkpoint should be like.
+pub(super) struct Served {
+    pub(super) options: SglangOptions,
+    pub(super) model: ServedModel,
+    name: String,
+    prompt: Vec<u32>,
+    context: usize,
+    at_once: usize,
+}
+
+impl Served {
+    pub(super) fn new(
+        checkpoint: &Checkpoint,
+        args: &ServeArgs,
+        spec: &ModelSpec,
+        at_once: usize,
+    ) -> anyhow::Result<Self> {
+        let path = checkpoint.path();
+        Ok(Self {
+            options: SglangOptions {
+                urls: args.serve_url.clone(),
+                api_key: args.serve_api_key.clone(),
+                chunk: args.serve_chunk,
+                max_live_rows: args.serve_max_live_rows,
+            },
+            model: ServedModel::of(checkpoint)?,
+            name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            prompt: probe_question(&ChatModel::open(checkpoint)?)?,
+            context: spec.context,
+            at_once,
+        })
+    }
+
+    pub(super) fn expected(&self) -> Expected<'_> {
+        Expected {
+            hidden: self.model.hidden,
+            context: self.context,
+            checkpoint: &self.name,
+            at_once: self.at_once,
+            prompt: &self.prompt,
+        }
+    }
+}
+
+/// Probes the serves.
+pub(super) async fn sglang(
+    checkpoint: &Checkpoint,
+    args: &ServeArgs,
+    spec: &ModelSpec,
+    max_inflight: usize,
+) -> anyhow::Result<Arc<dyn Backend>> {
+    let served = Served::new(checkpoint, args, spec, max_inflight)?;
+    let backend = SglangBackend::open(&served.options, served.model.clone(), served.expected()).await?;
+    Ok(Arc::new(backend))
 }
 
 /// The candle backend with random weights, for benchmarks.

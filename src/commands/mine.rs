@@ -13,9 +13,6 @@ use crate::machine;
 use crate::session::{self, DEFAULT_SLOTS_PER_LEG, Identity, Worker, WorkerConfig, identity};
 
 pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
-    if args.backend == BackendKind::Sglang {
-        bail!("--backend sglang is not built yet: use --backend candle");
-    }
     if args.miner_key.is_blank() {
         bail!("MINER_KEY is empty: set it to the key that the network's console gave you");
     }
@@ -42,7 +39,7 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     session::check_address(&args.gw)?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let name = args.worker_name.or_else(|| std::env::var("ENGY_INSTANCE_ID").ok().filter(|name| !name.is_empty()));
-    let name = name.unwrap_or_else(|| identity::default_name(&machine::host_name(), &spec.name, "candle"));
+    let name = name.unwrap_or_else(|| identity::default_name(&machine::host_name(), &spec.name, args.backend.name()));
     let legs = match args.legs {
         Some(legs) => legs,
         None => session::ask_for_legs(&args.gw).await,
@@ -54,7 +51,10 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     };
     // Before the weights: a taken name must not cost a load.
     let (identity, _lock) = Identity::keep(&state_dir, &name, &spec.name, max_inflight)?;
-    let backend = load::candle(&checkpoint, &args.engine).await?;
+    let backend = match args.backend {
+        BackendKind::Candle => load::candle(&checkpoint, &args.engine).await?,
+        BackendKind::Sglang => load::sglang(&checkpoint, &args.serve, &spec, max_inflight).await?,
+    };
     let service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
     let info = service.backend.info();
     tracing::info!(

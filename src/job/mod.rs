@@ -122,6 +122,8 @@ impl Service {
             stop_ids: stop_ids.clone(),
             sampling: request.sampling.clone(),
             logprobs: request.logprobs,
+            stop: request.chat.stop.clone(),
+            streamed: request.streamed,
         });
         let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };
         let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;
@@ -130,21 +132,21 @@ impl Service {
         let mut entries = Entries::new(request.logprobs.is_some());
         let mut output_ids: Vec<u32> = Vec::new();
         let mut cached_tokens = 0;
-        let end = 'generation: loop {
+        // Rows may come behind their ids, so an answer that has ended may still wait for some.
+        let (mut rows, mut first_row_missing, mut ended) = (0_usize, false, None);
+        let end = loop {
             match generation.next().await.ok_or(JobError::Incomplete)?? {
                 GenerationEvent::Started { cached_tokens: cached } => cached_tokens = cached,
+                GenerationEvent::FirstRowMissing => first_row_missing = true,
                 GenerationEvent::Tokens { ids, fin, logprobs } => {
-                    if ids.len() != fin.len() {
-                        return Err(JobError::Rows { ids: ids.len(), rows: fin.len() });
-                    }
                     if request.logprobs.is_some() && ids.len() != logprobs.len() {
                         return Err(JobError::Logprobs { ids: ids.len(), logprobs: logprobs.len() });
                     }
                     let mut logprobs = logprobs.into_iter();
-                    for (id, row) in ids.into_iter().zip(&fin) {
-                        let folding = Instant::now();
-                        proofs.extend(builder.push(row)?);
-                        timings.proof += folding.elapsed();
+                    for id in ids {
+                        if ended.is_some() {
+                            break;
+                        }
                         output_ids.push(id);
                         let logprobs = logprobs.next();
                         // The id that ends the answer is proven and billed, but has no text.
@@ -157,19 +159,35 @@ impl Service {
                         let piece = answer.push(id);
                         entries.pieces(piece.deltas).for_each(&mut on_piece);
                         if piece.stopped {
-                            break 'generation AnswerEnd::Stop;
+                            ended = Some(AnswerEnd::Stop);
+                        } else if entries.is_full() {
+                            ended = Some(AnswerEnd::Length);
                         }
-                        if entries.is_full() {
-                            break 'generation AnswerEnd::Length;
+                    }
+                    let due = output_ids.len().saturating_sub(usize::from(first_row_missing));
+                    let folding = Instant::now();
+                    for row in &fin {
+                        if rows == due {
+                            // Rows of what came after the end of the answer are no part of it; others would shift the proof.
+                            match ended {
+                                Some(_) => break,
+                                None => return Err(JobError::Rows { ids: due, rows: due + 1 }),
+                            }
                         }
+                        proofs.extend(builder.push(row)?);
+                        rows += 1;
+                    }
+                    timings.proof += folding.elapsed();
+                    if let Some(end) = ended.filter(|_| rows == due) {
+                        break end;
                     }
                 }
                 GenerationEvent::Finished { reason, timings: backend } => {
                     timings.backend = backend;
-                    break match reason {
-                        StopReason::StopId(_) => AnswerEnd::Stop,
+                    break ended.unwrap_or(match reason {
+                        StopReason::StopId(_) | StopReason::StopString => AnswerEnd::Stop,
                         StopReason::Length => AnswerEnd::Length,
-                    };
+                    });
                 }
             }
         };
@@ -177,6 +195,14 @@ impl Service {
         drop(generation);
         if output_ids.is_empty() {
             return Err(JobError::Incomplete);
+        }
+        let mut prompt = prompt;
+        if first_row_missing {
+            // What cannot be proven counts as given: a verifier's recompute of the longer prompt gives the rows that there are.
+            prompt.push(output_ids.remove(0));
+        }
+        if rows != output_ids.len() || rows == 0 {
+            return Err(JobError::Rows { ids: output_ids.len(), rows });
         }
         let assembling = Instant::now();
         proofs.extend(builder.finish()?);

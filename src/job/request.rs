@@ -25,6 +25,8 @@ pub struct JobRequest {
     pub stop_ids: Vec<u32>,
     /// How ids are chosen. Greedy where the buyer says nothing, as the network's reference miner always is.
     pub sampling: SamplingParams,
+    /// Whether pieces of the answer are wanted as they come: the frame says so, not the request in it.
+    pub streamed: bool,
     /// `Some(k)` where the buyer wants each token's log-probability, and those of the `k` best tokens in its place.
     pub logprobs: Option<usize>,
 }
@@ -68,6 +70,7 @@ impl JobRequest {
             max_tokens: max_tokens.and_then(|n| usize::try_from(n).ok()),
             stop_ids: fields.ids("stop_token_ids")?,
             sampling,
+            streamed: false,
             logprobs: fields.logprobs()?,
         })
     }

@@ -14,7 +14,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::{self, Message};
 
 use super::reading::{self, Reading};
-use super::worker::{Shared, stopped};
+use super::worker::{Shared, stopped, turned};
 use super::{DEAD_AFTER, DRAIN_GRACE, HEARTBEAT, PING};
 use crate::chat::RequestError;
 use crate::job::{JobError, JobRequest};
@@ -29,6 +29,8 @@ pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) enum Closed {
     /// The worker shuts down and nothing runs here any more.
     Shutdown,
+    /// The backend takes no requests for now.
+    Away,
     /// The gateway said no.
     Denied(String),
     /// It broke, or was left after a reconnect frame.
@@ -138,6 +140,7 @@ impl Connection {
         send(socket, &MinerFrame::Hello(Box::new(self.shared.hello(self.legs)))).await?;
         let mut load = self.shared.load();
         let mut shutdown = self.shutdown.clone();
+        let mut away = self.shared.away();
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
@@ -180,6 +183,8 @@ impl Connection {
                     }
                     write(socket, Message::Ping(Vec::new().into())).await?;
                 }
+                // What runs here runs on a backend that is gone; the gateway must not send more.
+                () = turned(&mut away, true) => return Ok(Closed::Away),
                 () = stopped(&mut shutdown), if !stopping => {
                     stopping = true;
                     // A connection that is being left already may have been given longer than a shutdown gives.
@@ -340,7 +345,7 @@ async fn run_job(shared: Arc<Shared>, job: Job, send: impl Fn(MinerFrame) + Send
             return Err(JobError::ShuttingDown);
         }
         // Read before a slot is taken: a request that is wrong is answered at once, however busy the worker is.
-        let request = JobRequest::parse(&request, request_id.clone())?;
+        let request = JobRequest { streamed: stream, ..JobRequest::parse(&request, request_id.clone())? };
         let chunk = |Piece { delta, logprobs }: Piece| {
             if stream && !(delta.is_empty() && logprobs.is_none()) {
                 let corr_id = corr_id.clone();

@@ -11,7 +11,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_conf
 
 use super::backoff::Backoff;
 use super::connection::{Closed, Connection};
-use super::worker::{Shared, stopped};
+use super::worker::{Shared, stopped, turned};
 use super::{DIAL_TIMEOUT, SessionError};
 use crate::protocol::{MAX_MESSAGE_BYTES, leg_url};
 
@@ -51,7 +51,13 @@ impl Leg {
         let mut refused = false;
         let mut hasty_moves = 0;
         let mut shutdown = self.shutdown.clone();
+        let mut away = self.shared.away();
         loop {
+            tokio::select! {
+                biased;
+                () = stopped(&mut shutdown) => break,
+                () = turned(&mut away, false) => {}
+            }
             let socket = tokio::select! {
                 biased;
                 () = stopped(&mut shutdown) => break,
@@ -84,6 +90,10 @@ impl Leg {
                     match closed {
                         None => tracing::warn!(leg = self.index, "the gateway sent the leg away; dialling again"),
                         Some(Ok(Closed::Shutdown)) => break,
+                        Some(Ok(Closed::Away)) => {
+                            backoff.reset();
+                            continue;
+                        }
                         Some(Ok(Closed::Denied(reason))) => {
                             tracing::warn!(leg = self.index, reason, "the gateway refuses the leg");
                             if !std::mem::replace(&mut refused, true) {

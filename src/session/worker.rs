@@ -58,6 +58,8 @@ pub(super) struct Shared {
     ever_admitted: AtomicBool,
     /// Why legs were refused the first time they were, one entry a leg.
     refusals: watch::Sender<Vec<String>>,
+    /// Whether the backend takes no requests for now: no leg is up then.
+    away: watch::Sender<bool>,
     /// When the last request ended, milliseconds from the start.
     last_end: AtomicU64,
     started: Instant,
@@ -80,6 +82,7 @@ impl Worker {
             inflight: watch::Sender::new(0),
             ever_admitted: AtomicBool::new(false),
             refusals: watch::Sender::new(Vec::new()),
+            away: watch::Sender::new(false),
             last_end: AtomicU64::new(0),
             started: Instant::now(),
             counters: Counters::default(),
@@ -125,9 +128,13 @@ impl Worker {
                     }
                 }
                 _ = health.tick() => {
-                    if let Health::Dead(reason) = self.shared.service.backend.health() {
-                        let kind = self.shared.service.backend.info().kind;
-                        break Err(SessionError::Backend { kind, reason });
+                    match self.shared.service.backend.health() {
+                        Health::Ready => self.shared.set_away(None),
+                        Health::Away(reason) => self.shared.set_away(Some(&reason)),
+                        Health::Dead(reason) => {
+                            let kind = self.shared.service.backend.info().kind;
+                            break Err(SessionError::Backend { kind, reason });
+                        }
                     }
                 }
             }
@@ -176,6 +183,23 @@ impl Shared {
     /// A gateway's words as they may be shown: on one line, and without the key that it may repeat.
     pub(super) fn quote(&self, words: &str) -> String {
         one_line(&self.config.key.redact(words))
+    }
+
+    /// Takes the legs down while the backend is away, for the reason given, and lets them up again.
+    fn set_away(&self, reason: Option<&str>) {
+        let changed = self.away.send_if_modified(|away| std::mem::replace(away, reason.is_some()) != reason.is_some());
+        match reason {
+            Some(reason) if changed => {
+                tracing::error!(reason, "the backend is away; the legs are down until it is back")
+            }
+            None if changed => tracing::info!("the backend is back; dialling"),
+            _ => {}
+        }
+    }
+
+    /// Tells whether the backend is away.
+    pub(super) fn away(&self) -> watch::Receiver<bool> {
+        self.away.subscribe()
     }
 
     /// A leg is live.
@@ -246,5 +270,10 @@ impl Drop for Slot<'_> {
 
 /// Resolves once the worker shuts down, or is gone.
 pub(super) async fn stopped(shutdown: &mut watch::Receiver<bool>) {
-    let _ = shutdown.wait_for(|stop| *stop).await;
+    turned(shutdown, true).await;
+}
+
+/// Resolves once a switch stands as wanted, or whoever turns it is gone.
+pub(super) async fn turned(switch: &mut watch::Receiver<bool>, to: bool) {
+    let _ = switch.wait_for(|now| *now == to).await;
 }

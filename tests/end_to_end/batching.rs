@@ -52,6 +52,7 @@ async fn generate(
                 assert!(rows.append(&fin));
             }
             GenerationEvent::Finished { .. } => break,
+            GenerationEvent::FirstRowMissing => panic!("the engine loses no rows"),
         }
     }
     (all_ids, rows, all_logprobs, cached)
@@ -75,7 +76,7 @@ fn requests(seed: u64) -> Vec<(GenerationRequest, usize)> {
             let sampling = if rng.random_bool(0.3) { sampled } else { SamplingParams::default() };
             let read = if rng.random_bool(0.15) { rng.random_range(1..=max_tokens) } else { usize::MAX };
             let logprobs = (n % 3 == 0).then_some(n as usize % 7);
-            (GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling, logprobs }, read)
+            (GenerationRequest { sampling, logprobs, ..GenerationRequest::greedy(prompt, max_tokens) }, read)
         })
         .collect()
 }
@@ -154,13 +155,7 @@ async fn a_conversation_reads_only_what_is_new_and_says_how_much_was_known() {
         for turn in 0..4_u32 {
             let mut next = Vec::new();
             for conversation in &conversations {
-                let request = GenerationRequest {
-                    prompt: conversation.clone(),
-                    max_tokens: 20,
-                    stop_ids: vec![],
-                    sampling: SamplingParams::default(),
-                    logprobs: None,
-                };
+                let request = GenerationRequest::greedy(conversation.clone(), 20);
                 let (ids, rows, _, hit) = generate(cached.as_ref(), request.clone(), usize::MAX).await;
                 let (want, want_rows, _, none) = generate(plain.as_ref(), request.clone(), usize::MAX).await;
                 assert_eq!((&ids, &rows, none), (&want, &want_rows, 0), "{model}");

@@ -69,7 +69,10 @@ fn checkpoints_that_are_none() {
 fn flags_that_cannot_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let llama = fixture("models/tiny-llama");
-    fails_with(mine(&llama, dir.path()).args(["--backend", "sglang"]).output().unwrap(), "not built yet");
+    let sglang = |more: &[&str]| mine(&llama, dir.path()).args(["--backend", "sglang"]).args(more).output().unwrap();
+    fails_with(sglang(&[]), "give --serve-url its address");
+    fails_with(sglang(&["--serve-url", "127.0.0.1:30000"]), "the serve address \"127.0.0.1:30000\" is wrong");
+    fails_with(sglang(&["--serve-url", "http://127.0.0.1:9"]), "it cannot be reached");
     fails_with(mine(&llama, dir.path()).env("GW", "http://127.0.0.1:9/gw").output().unwrap(), "not ws or wss");
     fails_with(mine(&llama, dir.path()).env("GW", "not an address").output().unwrap(), "gateway address");
     fails_with(mine(&llama, dir.path()).env("MINER_KEY", "").output().unwrap(), "MINER_KEY is empty");

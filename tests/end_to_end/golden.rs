@@ -1,8 +1,6 @@
 //! The candle backend through its door, against goldens of the reference implementation.
 
-use engy_miner::backend::{
-    Backend, BackendError, FinRows, GenerationEvent, GenerationRequest, SamplingParams, StopReason,
-};
+use engy_miner::backend::{Backend, BackendError, FinRows, GenerationEvent, GenerationRequest, StopReason};
 use half::bf16;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -12,10 +10,6 @@ use crate::site::{fixture, load};
 /// A bf16 keeps 8 bits of a value; the rows are of order 1 to 8.
 fn close(row: &[bf16], want: &[f32]) -> bool {
     row.iter().zip(want).all(|(got, want)| (got.to_f32() - want).abs() <= want.abs() / 256.0 + 1e-4)
-}
-
-fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerationRequest {
-    GenerationRequest { prompt, max_tokens, stop_ids: vec![], sampling: SamplingParams::default(), logprobs: None }
 }
 
 async fn generate(
@@ -33,6 +27,7 @@ async fn generate(
                 all_ids.extend(ids);
                 assert!(all_rows.append(&fin));
             }
+            GenerationEvent::FirstRowMissing => panic!("the engine loses no rows"),
             GenerationEvent::Finished { reason, .. } => return Ok((all_ids, all_rows, reason)),
         }
     }
@@ -54,7 +49,7 @@ async fn ids_and_rows_of_all_fixtures() {
         for (at, prompt) in json["prompts"].as_array().unwrap().iter().enumerate() {
             let (prompt_ids, chosen) = (ids(&prompt["prompt_ids"]), ids(&prompt["chosen_ids"]));
             let (got, fin, reason) =
-                generate(backend.as_ref(), request(prompt_ids.clone(), chosen.len())).await.unwrap();
+                generate(backend.as_ref(), GenerationRequest::greedy(prompt_ids.clone(), chosen.len())).await.unwrap();
             assert_eq!((&got, reason), (&chosen, StopReason::Length), "{model} p{at}");
             let want = rows(format!("p{at}.step_fin"));
             assert_eq!(fin.len(), chosen.len());
@@ -79,8 +74,8 @@ async fn ids_and_rows_of_all_fixtures() {
 #[tokio::test]
 async fn a_stop_id_is_the_last_token_with_its_row() {
     let (_, backend) = load(&fixture("models/tiny-qwen3"));
-    let (ids, ..) = generate(backend.as_ref(), request(vec![84], 10)).await.unwrap();
-    let mut stopping = request(vec![84], 10);
+    let (ids, ..) = generate(backend.as_ref(), GenerationRequest::greedy(vec![84], 10)).await.unwrap();
+    let mut stopping = GenerationRequest::greedy(vec![84], 10);
     stopping.stop_ids = vec![ids[4]];
     let (stopped, fin, reason) = generate(backend.as_ref(), stopping).await.unwrap();
     assert_eq!((stopped.as_slice(), fin.len(), reason), (&ids[..5], 5, StopReason::StopId(ids[4])));
@@ -90,10 +85,10 @@ async fn a_stop_id_is_the_last_token_with_its_row() {
 async fn requests_that_cannot_be_served_are_the_callers_fault() {
     let (_, backend) = load(&fixture("models/tiny-llama"));
     for (bad, says) in [
-        (request(vec![], 4), "no tokens"),
-        (request(vec![1], 0), "0 tokens"),
-        (request(vec![1, 384], 4), "token id 384 is outside the vocabulary of 384"),
-        (request(vec![1; 5000], 4), "5000 tokens leave no room in a context of 4096"),
+        (GenerationRequest::greedy(vec![], 4), "no tokens"),
+        (GenerationRequest::greedy(vec![1], 0), "0 tokens"),
+        (GenerationRequest::greedy(vec![1, 384], 4), "token id 384 is outside the vocabulary of 384"),
+        (GenerationRequest::greedy(vec![1; 5000], 4), "5000 tokens leave no room in a context of 4096"),
     ] {
         match generate(backend.as_ref(), bad).await {
             Err(BackendError::Client(message)) => assert!(message.contains(says), "{message}"),
@@ -102,5 +97,9 @@ async fn requests_that_cannot_be_served_are_the_callers_fault() {
     }
     let error = backend.hidden_states(vec![1, 2], 2).await.unwrap_err();
     assert!(matches!(error, BackendError::Client(_)));
-    assert_eq!(generate(backend.as_ref(), request(vec![1], 2)).await.unwrap().0.len(), 2, "and it still serves");
+    assert_eq!(
+        generate(backend.as_ref(), GenerationRequest::greedy(vec![1], 2)).await.unwrap().0.len(),
+        2,
+        "and it still serves"
+    );
 }

@@ -62,13 +62,8 @@ async fn values_are_the_log_softmax_of_the_reference_implementations_logits() {
     for (at, prompt) in json["prompts"].as_array().unwrap().iter().enumerate() {
         let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
         let chosen = ids(&prompt["chosen_ids"]);
-        let request = GenerationRequest {
-            prompt: ids(&prompt["prompt_ids"]),
-            max_tokens: chosen.len(),
-            stop_ids: vec![],
-            sampling: SamplingParams::default(),
-            logprobs: Some(20),
-        };
+        let greedy = GenerationRequest::greedy(ids(&prompt["prompt_ids"]), chosen.len());
+        let request = GenerationRequest { logprobs: Some(20), ..greedy };
         let (got, logprobs) = generate(backend.as_ref(), request.clone()).await;
         assert_eq!((&got, logprobs.len()), (&chosen, chosen.len()));
         let first = log_softmax(&floats(&goldens, &format!("p{at}.last_logits")));

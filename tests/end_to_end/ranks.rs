@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use engy_miner::backend::candle::{CandleBackend, EngineOptions, FaultKind, RankFault};
-use engy_miner::backend::{Backend, GenerationEvent, GenerationRequest, Health, SamplingParams};
+use engy_miner::backend::{Backend, GenerationEvent, GenerationRequest, Health};
 use engy_miner::checkpoint::Checkpoint;
 use engy_miner::gateway::{Gateway, GatewayConfig, GatewayHandle};
 use engy_miner::protocol::MinerKey;
@@ -38,19 +38,13 @@ async fn answer(fault: Option<RankFault>) -> Result<Vec<u32>, String> {
         CandleBackend::open(&checkpoint, &options, &|_, _| {}).map_err(|error| error.to_string())
     });
     let backend = started.await.unwrap()?;
-    let mut generation = backend.generate(GenerationRequest {
-        prompt: vec![5, 6, 7],
-        max_tokens: 3,
-        stop_ids: vec![],
-        sampling: SamplingParams::default(),
-        logprobs: None,
-    });
+    let mut generation = backend.generate(GenerationRequest::greedy(vec![5, 6, 7], 3));
     let mut all = Vec::new();
     loop {
         match generation.next().await {
             Some(Ok(GenerationEvent::Tokens { ids, .. })) => all.extend(ids),
             Some(Ok(GenerationEvent::Finished { .. })) => return Ok(all),
-            Some(Ok(GenerationEvent::Started { .. })) => {}
+            Some(Ok(GenerationEvent::Started { .. } | GenerationEvent::FirstRowMissing)) => {}
             Some(Err(error)) => {
                 while backend.health() == Health::Ready {
                     tokio::task::yield_now().await;

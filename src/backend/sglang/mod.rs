@@ -1,6 +1,255 @@
 //! The engine that operators run today: an sglang serve, reached over HTTP.
 //!
 //! A serve speaks JSON alone, hidden states included, and its dialect depends on its version; nothing that it sends is
-//! taken on trust.
+//! taken on trust. `reply` turns its bytes into rows; `tokens` its events into ids; `generation` makes an answer of calls and
+//! counts rows against tokens; `pool` shares calls among serves, which `health` watches and `probe` has found fit; `fault`
+//! says whose fault an error is. What must never happen: a row that belongs to another token, an answer that ends where the serve
+//! broke off, and a call that goes on at a serve after its reader has gone.
 
+mod fault;
+mod generation;
+mod health;
+mod model;
+mod pool;
+mod probe;
 pub mod reply;
+mod request;
+mod serve;
+mod tokens;
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::task::AbortHandle;
+
+use self::generation::Answering;
+pub use self::model::ServedModel;
+use self::pool::{Pool, ServeLoad};
+use self::probe::probe;
+pub use self::probe::{Expected, Finding, Severity};
+use self::serve::Serve;
+pub use self::serve::ServeUrlError;
+use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
+use crate::machine;
+
+/// Events that wait for their reader: a few rows, whatever the serve sends.
+const EVENTS_AHEAD: usize = 2;
+
+/// Rows that a serve's host can hold for each gigabyte of its memory: a row is a list of numbers there, several times over, and
+/// hosts have died at more.
+const ROWS_PER_GB: u64 = 270;
+
+/// How serves are used.
+#[derive(Clone)]
+pub struct SglangOptions {
+    /// Their addresses, at least one.
+    pub urls: Vec<String>,
+    /// What they were started with as `--api-key`.
+    pub api_key: Option<String>,
+    /// Most new tokens a call: a serve holds the rows of a whole call as text.
+    pub chunk: usize,
+    /// Rows that each serve may hold at once; `None`: by this machine's memory for serves on it, and no bound for others.
+    pub max_live_rows: Option<usize>,
+}
+
+impl SglangOptions {
+    /// What one call may ask for: its rows take a few gigabytes of the serve's memory, and ten times as many have ended serves.
+    pub const DEFAULT_CHUNK: usize = 4096;
+}
+
+impl std::fmt::Debug for SglangOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SglangOptions")
+            .field("urls", &self.urls.len())
+            .field("chunk", &self.chunk)
+            .field("max_live_rows", &self.max_live_rows)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Serves behind the door of a backend.
+pub struct SglangBackend {
+    info: BackendInfo,
+    pool: Arc<Pool>,
+    chunk: usize,
+    watches: Vec<AbortHandle>,
+}
+
+/// Why serves cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SglangError {
+    /// An address is none.
+    #[error(transparent)]
+    Url(#[from] ServeUrlError),
+    /// A serve is unfit.
+    #[error("the serve {serve} cannot be used: {}{}", finding.what, advice(finding))]
+    Unfit {
+        /// Which.
+        serve: String,
+        /// What is wrong with it.
+        finding: Finding,
+    },
+    /// The checkpoint does not say what its serve should be like.
+    #[error("the checkpoint's configuration lacks {0}: give --checkpoint the folder of the served model")]
+    Config(&'static str),
+    /// There is no address.
+    #[error("there is no serve: give --serve-url its address")]
+    NoServe,
+}
+
+fn advice(finding: &Finding) -> String {
+    if finding.advice.is_empty() { String::new() } else { format!(" ({})", finding.advice) }
+}
+
+/// What a look at the serves found: for each its name and findings.
+pub type Report = Vec<(String, Vec<Finding>)>;
+
+fn serves(options: &SglangOptions) -> Result<Vec<Serve>, SglangError> {
+    if options.urls.is_empty() {
+        return Err(SglangError::NoServe);
+    }
+    options.urls.iter().map(|url| Ok(Serve::new(url.trim(), options.api_key.as_deref())?)).collect()
+}
+
+/// Looks at serves as a start would.
+///
+/// # Errors
+/// When an address is none. What is wrong with a serve stands among its findings.
+pub async fn examine(options: &SglangOptions, expected: Expected<'_>) -> Result<Report, SglangError> {
+    let serves = serves(options)?;
+    let probes = serves.iter().map(async |serve| (serve.name(), probe(serve, expected).await.findings));
+    Ok(futures::future::join_all(probes).await)
+}
+
+impl SglangBackend {
+    /// Probes the serves and begins to watch over them. Findings that are no faults are logged.
+    ///
+    /// # Errors
+    /// When an address is none, or a serve is unfit.
+    pub async fn open(
+        options: &SglangOptions,
+        model: ServedModel,
+        expected: Expected<'_>,
+    ) -> Result<Self, SglangError> {
+        let mut found = Vec::new();
+        let (mut context, mut max_running) = (model.context, 0_usize);
+        let mut limits = Vec::new();
+        for serve in serves(options)? {
+            let probed = probe(&serve, expected).await;
+            for Finding { severity, topic, what, advice } in &probed.findings {
+                match severity {
+                    Severity::Note => tracing::info!(serve = serve.name(), topic, "{what}"),
+                    Severity::Warning => tracing::warn!(serve = serve.name(), topic, advice, "{what}"),
+                    Severity::Fault => {}
+                }
+            }
+            if let Some(finding) = probed.fault() {
+                return Err(SglangError::Unfit { serve: serve.name(), finding: finding.clone() });
+            }
+            context = probed.context.map_or(context, |served| served.min(context));
+            max_running += probed.max_running.unwrap_or(expected.at_once);
+            limits.push(probed.kv_limit);
+            found.push((serve, probed.traits));
+        }
+        let pool = Arc::new(Pool::new(found, |serve| options.max_live_rows.or_else(|| default_live_rows(serve))));
+        for (member, limit) in pool.members().iter().zip(limits) {
+            member.state().kv_limit = limit;
+        }
+        let watches =
+            pool.members().iter().map(|member| tokio::spawn(health::watch(Arc::clone(member))).abort_handle());
+        Ok(Self {
+            info: BackendInfo {
+                kind: "sglang",
+                architecture: model.architecture,
+                hidden: model.hidden,
+                vocab: model.vocab,
+                context,
+                max_running: max_running.max(1),
+            },
+            chunk: options.chunk.max(1),
+            watches: watches.collect(),
+            pool,
+        })
+    }
+
+    /// Calls that are under way at the serves.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.pool.inflight()
+    }
+}
+
+/// Rows that a serve on this machine may hold; for one elsewhere nothing is known of its memory.
+fn default_live_rows(serve: &Serve) -> Option<usize> {
+    let memory = machine::memory().filter(|_| serve.is_local())?;
+    usize::try_from(memory.total / 1_000_000_000 * ROWS_PER_GB).ok().filter(|rows| *rows > 0)
+}
+
+impl std::fmt::Debug for SglangBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SglangBackend").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Drop for SglangBackend {
+    fn drop(&mut self) {
+        self.watches.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Backend for SglangBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    /// Needs a runtime around it, which every miner has.
+    fn generate(&self, request: GenerationRequest) -> Generation {
+        let client = |reason: String| Generation::refused(BackendError::Client(reason));
+        if request.prompt.is_empty() {
+            return client("the prompt has no tokens".into());
+        }
+        if request.max_tokens == 0 {
+            return client("an answer of 0 tokens was asked for; ask for at least 1".into());
+        }
+        let room = self.info.context.saturating_sub(request.prompt.len());
+        if room == 0 {
+            let (prompt, context) = (request.prompt.len(), self.info.context);
+            return client(format!("{prompt} tokens leave no room in a context of {context}"));
+        }
+        let (sender, generation) = Generation::paced(EVENTS_AHEAD);
+        let answering = Answering {
+            pool: Arc::clone(&self.pool),
+            request: GenerationRequest { max_tokens: request.max_tokens.min(room), ..request },
+            hidden: self.info.hidden,
+            chunk: self.chunk,
+        };
+        tokio::spawn(answering.run(sender));
+        generation
+    }
+
+    fn hidden_states(&self, _: Vec<u32>, _: usize) -> BoxFuture<'static, Result<FinRows, BackendError>> {
+        let reason = "a serve recomputes no rows of a given text: use --backend candle to verify";
+        async move { Err(BackendError::Unavailable(reason.into())) }.boxed()
+    }
+
+    fn health(&self) -> Health {
+        self.pool.away().map_or(Health::Ready, Health::Away)
+    }
+
+    fn load(&self) -> Load {
+        let states = self.pool.members().iter().map(|member| member.state().clone());
+        // A serve that does not tell what it works on counts as nothing, its cache too.
+        let told = states.filter_map(|state| Some((state.load?, state.kv_limit)));
+        told.fold(Load::default(), |sum, (load, kv_limit)| {
+            let ServeLoad { running, waiting, tokens, pending } = load;
+            Load {
+                running: sum.running + running,
+                waiting: sum.waiting + waiting,
+                pending_tokens: sum.pending_tokens + pending,
+                kv_used: sum.kv_used + tokens,
+                kv_limit: sum.kv_limit + kv_limit.unwrap_or(0),
+            }
+        })
+    }
+}

@@ -116,8 +116,9 @@ async fn an_answer_that_cannot_be_proven_is_none() {
         |mut run| {
             let rows = run.random_rows(1);
             run.tell(tokens(&[65, 66], rows));
+            // And one more with its row.
             run.finish();
-            "2 tokens with 1 rows"
+            "3 tokens with 2 rows"
         },
         |mut run| {
             let rows = run.random_rows(1);

@@ -1,7 +1,6 @@
 //! What becomes of open requests when a step fails.
 
 use super::*;
-use crate::backend::SamplingParams;
 use crate::backend::candle::plan::{StepOutput, StepPlan};
 
 const HIDDEN: usize = 2;
@@ -53,8 +52,7 @@ fn engine(fails_at: usize, fault: Fault) -> (EngineHandle, mpsc::Sender<()>) {
 }
 
 fn request(max_tokens: usize) -> GenerationRequest {
-    let sampling = SamplingParams::default();
-    GenerationRequest { prompt: vec![1, 2], max_tokens, stop_ids: vec![], sampling, logprobs: None }
+    GenerationRequest::greedy(vec![1, 2], max_tokens)
 }
 
 /// Reads to the end: how many ids came, and the error, if one did.
@@ -64,7 +62,7 @@ async fn read(mut generation: Generation) -> (usize, Option<BackendError>) {
         match generation.next().await {
             Some(Ok(GenerationEvent::Tokens { ids, .. })) => count += ids.len(),
             Some(Ok(GenerationEvent::Finished { .. })) => return (count, None),
-            Some(Ok(GenerationEvent::Started { .. })) => {}
+            Some(Ok(GenerationEvent::Started { .. } | GenerationEvent::FirstRowMissing)) => {}
             Some(Err(error)) => return (count, Some(error)),
             None => return (count, Some(BackendError::Broken("the stream ended".into()))),
         }

@@ -130,6 +130,12 @@ struct Body {
 }
 
 impl ServeError {
+    /// The error in the body of an answer that is no 200, where it has one of sglang's forms.
+    #[must_use]
+    pub fn from_body(body: &[u8]) -> Option<Self> {
+        Reply::from_json(body).ok()?.error
+    }
+
     /// `{"error":{"message":..}}` and `{"error":"..."}`, `{"object":"error","message":..}` of the OpenAI form,
     /// `{"detail":..}` of the web framework.
     fn find(body: &Body) -> Option<Self> {

@@ -138,6 +138,22 @@ impl ReplyReader {
         Ok(())
     }
 
+    /// What the reply says before its hidden states, while these come: all known serves name the tokens first. `None` before
+    /// that, and where it cannot be told.
+    #[must_use]
+    pub fn before_rows(&self) -> Option<Reply> {
+        let State::Rows { .. } = self.state else { return None };
+        // Hidden states stand in an object of the reply.
+        let text = [self.skeleton.text(), b"null}}"].concat();
+        Reply::from_json(&text).ok()
+    }
+
+    /// Whether row 0 is missing; known once the first row has been given.
+    #[must_use]
+    pub fn first_row_missing(&self) -> bool {
+        self.rows.first_row_missing()
+    }
+
     /// The reply, once all of it has come.
     ///
     /// # Errors

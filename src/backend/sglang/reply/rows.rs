@@ -104,6 +104,11 @@ enum Candidate {
 }
 
 impl RowsReader {
+    /// Whether row 0 is missing, as far as is known.
+    pub(super) fn first_row_missing(&self) -> bool {
+        self.found.first_row_missing
+    }
+
     /// For rows of `hidden` values, of which the first `skip` are not given.
     pub(super) fn new(hidden: usize, skip: usize) -> Self {
         Self {

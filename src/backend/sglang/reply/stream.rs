@@ -22,6 +22,7 @@ pub struct StreamReader {
     event: Event,
     /// Rows of the latest event that had any.
     rows: usize,
+    first_row_missing: bool,
     failed: Option<ReplyError>,
 }
 
@@ -46,7 +47,14 @@ impl StreamReader {
     /// For rows of `hidden` values.
     #[must_use]
     pub fn new(hidden: usize) -> Self {
-        Self { hidden, framer: EventFramer::default(), event: Event::Marker(0), rows: 0, failed: None }
+        Self {
+            hidden,
+            framer: EventFramer::default(),
+            event: Event::Marker(0),
+            rows: 0,
+            first_row_missing: false,
+            failed: None,
+        }
     }
 
     /// Takes the next event off `bytes`; `None` once all are used up, and the caller comes back with the next chunk.
@@ -66,6 +74,18 @@ impl StreamReader {
         let read = self.read(bytes, sink);
         self.failed = read.as_ref().err().cloned();
         read
+    }
+
+    /// What the present event says before its hidden states, while these come; see [`ReplyReader::before_rows`].
+    #[must_use]
+    pub fn before_rows(&self) -> Option<Reply> {
+        if let Event::Reply(reader) = &self.event { reader.before_rows() } else { None }
+    }
+
+    /// Whether row 0 is missing; known once the first row has been given.
+    #[must_use]
+    pub fn first_row_missing(&self) -> bool {
+        self.first_row_missing || matches!(&self.event, Event::Reply(reader) if reader.first_row_missing())
     }
 
     /// The stream has ended: the event that was not yet ended by an empty line, if there is one.
@@ -136,6 +156,7 @@ impl StreamReader {
                         return Err(ReplyError::Fewer { before: self.rows, found: found.rows });
                     }
                     self.rows = found.rows;
+                    self.first_row_missing = found.first_row_missing;
                 }
                 Ok(Some(StreamEvent::Reply(Box::new(reply))))
             }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{fixture, plain_rows, read, stream};
-use crate::backend::sglang::reply::{FinishReason, Matched, Reply, RowsFound, StreamEvent};
+use crate::backend::sglang::reply::{FinishReason, Matched, Reply, ReplyReader, RowsFound, StreamEvent};
 
 const HIDDEN: usize = 576;
 
@@ -116,4 +116,20 @@ fn recorded_errors_keep_their_message() {
     assert_eq!((events.len(), &events[1], error), (2, &StreamEvent::Done, None));
     let StreamEvent::Reply(reply) = &events[0] else { panic!("{events:?}") };
     assert!(reply.error.as_ref().unwrap().message.starts_with("The input (3000 tokens)"));
+}
+
+/// The tokens are known before the first row is given, which is what lets rows be checked against them as they come.
+#[test]
+fn tokens_are_known_before_their_rows() {
+    let body = br#"{"text":"ab","output_ids":[7,8],"meta_info":{"finish_reason":{"type":"length","length":2},
+        "output_token_logprobs":[[-1,7,null],[-2,8,null]],"completion_tokens":2,"hidden_states":[[[1,2]],[3,4]],"e2e_latency":1}}"#;
+    // Within the first bracket.
+    let start = body.windows(3).position(|window| window == b"[[[").unwrap() + 1;
+    let mut reader = ReplyReader::new(2);
+    reader.push(&body[..start], &mut |_| panic!("no row yet")).unwrap();
+    let before = reader.before_rows().unwrap();
+    assert_eq!((before.output_ids.as_deref(), before.meta.completion_tokens), (Some(&[7, 8][..]), Some(2)));
+    reader.push(&body[start..], &mut |_| {}).unwrap();
+    assert!(reader.before_rows().is_none(), "the rows have ended");
+    assert_eq!(reader.finish().unwrap().output_ids, before.output_ids);
 }

@@ -1,0 +1,407 @@
+//! One answer, over as many calls as it takes.
+//!
+//! A serve keeps all rows of a call in memory until it answers, so a long answer is asked for in chunks: each call continues
+//! behind the tokens that are there. A greedy continuation begins one token earlier: that token comes again, is compared with the
+//! one that is known, and its row is dropped, so that every kept row is a decode step's. Where it comes out differently (a
+//! serve's prefix cache changes sums a little), or cannot come again since ids are drawn, the call continues without overlap and the
+//! last row of the prompt is the next token's.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::bf16;
+use reqwest::header::CONTENT_TYPE;
+
+use super::fault::{Fault, causes};
+use super::pool::{Lease, Pool};
+use super::reply::{FinishReason, Matched, Reply, ReplyReader, RowsFound, StreamEvent, StreamReader};
+use super::request::{GenerateBody, Shape, rid};
+use super::serve::Serve;
+use super::tokens::Tokens;
+use crate::backend::{BackendError, FinRows, GenerationEvent, GenerationRequest, PacedSender, StopReason, Timings};
+
+/// An answer under way.
+pub(super) struct Answering {
+    pub(super) pool: Arc<Pool>,
+    pub(super) request: GenerationRequest,
+    /// Values of a row.
+    pub(super) hidden: usize,
+    /// Most new tokens a call.
+    pub(super) chunk: usize,
+}
+
+/// What of the answer has been told.
+struct Told {
+    ids: Vec<u32>,
+    started: bool,
+    first_row_missing: bool,
+    began: Instant,
+    first: Option<Instant>,
+}
+
+/// How a call ended.
+enum CallEnd {
+    /// The answer is whole.
+    Finished(StopReason),
+    /// It has as many tokens as were asked for, and more may follow.
+    Full,
+    /// The token that came again came out differently. Nothing of the call was told.
+    Diverged,
+}
+
+/// Why a call was broken off.
+enum Break {
+    Fault(Fault),
+    Diverged,
+}
+
+impl<E: Into<Fault>> From<E> for Break {
+    fn from(error: E) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+impl Answering {
+    /// Answers, until the reader goes away.
+    pub(super) async fn run(self, sender: PacedSender) {
+        let outcome = tokio::select! {
+            biased;
+            // What is dropped with the other branch tells the serve.
+            () = sender.cancelled() => return,
+            outcome = self.answer(&sender) => outcome,
+        };
+        if let Err(fault) = outcome {
+            sender.send(Err(fault.error)).await;
+        }
+    }
+
+    async fn answer(&self, sender: &PacedSender) -> Result<(), Fault> {
+        let mut told =
+            Told { ids: Vec::new(), started: false, first_row_missing: false, began: Instant::now(), first: None };
+        let mut overlaps = self.request.sampling.temperature <= 0.0;
+        loop {
+            match self.call(&mut told, overlaps, sender).await? {
+                CallEnd::Finished(reason) => {
+                    let (now, first) = (Instant::now(), told.first.unwrap_or(told.began));
+                    let timings = Timings { prefill: first - told.began, decode: now - first, ..Timings::default() };
+                    sender.send(Ok(GenerationEvent::Finished { reason, timings })).await;
+                    return Ok(());
+                }
+                CallEnd::Full => overlaps = self.request.sampling.temperature <= 0.0,
+                CallEnd::Diverged => {
+                    tracing::debug!(tokens = told.ids.len(), "a token came out differently when it was computed again");
+                    overlaps = false;
+                }
+            }
+        }
+    }
+
+    /// One call, and what becomes of it.
+    async fn call(&self, told: &mut Told, overlaps: bool, sender: &PacedSender) -> Result<CallEnd, Fault> {
+        let overlap = told.ids.last().copied().filter(|_| overlaps);
+        let known = told.ids.len() - usize::from(overlap.is_some());
+        let mut input = self.request.prompt.clone();
+        input.extend(&told.ids[..known]);
+        let most = self.chunk.min(self.request.max_tokens - told.ids.len());
+        let asked = most + usize::from(overlap.is_some());
+        let (live, response) = self.start(&input, asked).await?;
+        let streamed =
+            response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        let mut call = Call {
+            answering: self,
+            told,
+            sender,
+            overlap,
+            sent: input.len(),
+            first: known,
+            tokens: Tokens::default(),
+            rows: Vec::new(),
+            rows_told: 0,
+            ids_told: 0,
+        };
+        let end = if streamed { call.read_stream(response).await } else { call.read_whole(response).await };
+        let (reply, found) = match end {
+            Ok(end) => end,
+            // The call is broken off: its end is dropped, which tells the serve.
+            Err(Break::Diverged) => return Ok(CallEnd::Diverged),
+            Err(Break::Fault(fault)) => return Err(fault),
+        };
+        live.ended();
+        call.end(&reply, found, asked).await
+    }
+
+    /// Finds a serve that takes the call: one that refuses it is not the last word, as nothing has been told of it.
+    async fn start(&self, input: &[u32], asked: usize) -> Result<(Live, reqwest::Response), Fault> {
+        let first = match self.ask(self.pool.lease(input.len(), asked, None).await?, input, asked).await {
+            Ok(started) => return Ok(started),
+            Err((_, fault)) if !fault.refused => return Err(fault),
+            Err((serve, fault)) => {
+                tracing::warn!(serve = self.pool.name(serve), error = %fault.error, "a serve refuses a call; trying once more");
+                serve
+            }
+        };
+        let again = self.pool.lease_again(input.len(), asked, first).await?;
+        self.ask(again, input, asked).await.map_err(|(_, fault)| fault)
+    }
+
+    async fn ask(
+        &self,
+        lease: Lease,
+        input: &[u32],
+        asked: usize,
+    ) -> Result<(Live, reqwest::Response), (usize, Fault)> {
+        let (serve, number, traits) = (lease.serve().clone(), lease.number(), lease.traits());
+        let live = Live { serve: serve.clone(), rid: rid(), lease, over: false };
+        let shape = Shape {
+            max_new_tokens: asked,
+            stream_interval: traits.stream_interval(asked).filter(|_| self.request.streamed),
+            knows_seed: traits.knows_seed,
+        };
+        let body = GenerateBody::new(&live.rid, input, &self.request, shape);
+        match serve.generate(&body).await {
+            Ok(response) => Ok((live, response)),
+            Err(fault) => {
+                // A connection that broke may have left the call running; an answer has not.
+                if !matches!(fault.error, BackendError::Unavailable(_)) {
+                    live.ended();
+                }
+                Err((number, fault))
+            }
+        }
+    }
+}
+
+/// A call that a serve works on. Dropped before its end, the serve is told to stop.
+struct Live {
+    serve: Serve,
+    rid: String,
+    /// Given back when the call is over.
+    #[expect(dead_code, reason = "held for its drop")]
+    lease: Lease,
+    over: bool,
+}
+
+impl Live {
+    fn ended(mut self) {
+        self.over = true;
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // Without a runtime the process ends, and the connection with it, which the serve sees.
+        if let (false, Ok(runtime)) = (self.over, tokio::runtime::Handle::try_current()) {
+            let (serve, rid) = (self.serve.clone(), std::mem::take(&mut self.rid));
+            runtime.spawn(async move { serve.abort(&rid).await });
+        }
+    }
+}
+
+/// A call that is being read.
+struct Call<'a> {
+    answering: &'a Answering,
+    told: &'a mut Told,
+    sender: &'a PacedSender,
+    /// The token that shall come again.
+    overlap: Option<u32>,
+    /// Prompt tokens of the call.
+    sent: usize,
+    /// Tokens that were told before it.
+    first: usize,
+    tokens: Tokens,
+    /// Rows that wait for their ids.
+    rows: Vec<bf16>,
+    /// Rows of the call that were told or dropped.
+    rows_told: usize,
+    /// Ids of the call that were told or dropped.
+    ids_told: usize,
+}
+
+impl Call<'_> {
+    async fn read_whole(&mut self, mut response: reqwest::Response) -> Result<(Reply, Option<RowsFound>), Break> {
+        let mut reader = ReplyReader::new(self.answering.hidden);
+        let mut previewed = false;
+        while let Some(chunk) = self.chunk(&mut response).await? {
+            reader.push(&chunk, &mut |row| self.rows.extend_from_slice(row))?;
+            if !previewed && let Some(reply) = reader.before_rows() {
+                previewed = true;
+                self.take(&reply).await?;
+            }
+            self.tell(reader.first_row_missing()).await?;
+        }
+        let missing = reader.first_row_missing();
+        let reply = reader.finish()?;
+        self.take(&reply).await?;
+        self.tell(missing).await?;
+        let found = reply.rows;
+        Ok((reply, found))
+    }
+
+    async fn read_stream(&mut self, mut response: reqwest::Response) -> Result<(Reply, Option<RowsFound>), Break> {
+        let mut reader = StreamReader::new(self.answering.hidden);
+        let (mut last, mut found, mut previewed) = (None, None, false);
+        'stream: while let Some(chunk) = self.chunk(&mut response).await? {
+            let mut bytes = &chunk[..];
+            while let Some(event) = reader.next(&mut bytes, &mut |row| self.rows.extend_from_slice(row))? {
+                previewed = false;
+                match event {
+                    StreamEvent::Done => break 'stream,
+                    StreamEvent::Reply(reply) => {
+                        self.take(&reply).await?;
+                        found = reply.rows.or(found);
+                        last = Some(*reply);
+                    }
+                }
+            }
+            // An event that is longer than a chunk names its tokens before its rows.
+            if !previewed && let Some(reply) = reader.before_rows() {
+                previewed = true;
+                self.take(&reply).await?;
+            }
+            self.tell(reader.first_row_missing()).await?;
+        }
+        let missing = reader.first_row_missing();
+        if let Some(StreamEvent::Reply(reply)) = reader.finish()? {
+            self.take(&reply).await?;
+            found = reply.rows.or(found);
+            last = Some(*reply);
+        }
+        self.tell(missing).await?;
+        let last = last.ok_or_else(|| Fault::broken("the serve's stream ended without a word"))?;
+        Ok((last, found))
+    }
+
+    async fn chunk(&self, response: &mut reqwest::Response) -> Result<Option<bytes::Bytes>, Fault> {
+        response.chunk().await.map_err(|error| {
+            let (serve, tokens) = (response.url().authority(), self.tokens.ids.len());
+            Fault::broken(format!(
+                "the connection to the serve {serve} broke after {tokens} tokens: {}",
+                causes(&error)
+            ))
+        })
+    }
+
+    /// Takes what a reply says of tokens.
+    async fn take(&mut self, reply: &Reply) -> Result<(), Break> {
+        if let Some(error) = &reply.error {
+            return Err(Fault::in_reply(error).into());
+        }
+        if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| *counted != self.sent) {
+            return Err(Fault::broken(format!(
+                "the serve read {counted} tokens of a prompt of {}: start it without --allow-auto-truncate",
+                self.sent
+            ))
+            .into());
+        }
+        self.tokens.take(reply)?;
+        if let (Some(known), Some(again)) = (self.overlap, self.tokens.ids.first())
+            && known != *again
+        {
+            return Err(Break::Diverged);
+        }
+        if !self.told.started && !self.tokens.ids.is_empty() {
+            self.told.started = true;
+            let cached = reply.meta.cached_tokens.unwrap_or(0);
+            let cached_tokens = cached.min(self.answering.request.prompt.len());
+            self.sender.send(Ok(GenerationEvent::Started { cached_tokens })).await;
+        }
+        Ok(())
+    }
+
+    /// Tells ids that are new, and rows whose ids are known.
+    async fn tell(&mut self, row_0_missing: bool) -> Result<(), Fault> {
+        let hidden = self.answering.hidden;
+        let missing = usize::from(row_0_missing);
+        if row_0_missing && self.overlap.is_none() {
+            if self.first > 0 {
+                return Err(Fault::broken(format!(
+                    "the serve lost the row of hidden states of token {}, where it went on with the answer: start it with \
+                     --disable-radix-cache",
+                    self.first
+                )));
+            }
+            // Before the first row is told, whose place depends on it.
+            if !std::mem::replace(&mut self.told.first_row_missing, true) {
+                self.sender.send(Ok(GenerationEvent::FirstRowMissing)).await;
+            }
+        }
+        // The token that came again is known, and its row is none of a decode step.
+        let dropped_ids = usize::from(self.overlap.is_some());
+        let dropped_rows = dropped_ids.saturating_sub(missing);
+        if self.rows_told < dropped_rows && self.rows.len() >= hidden {
+            self.rows.drain(..hidden);
+            self.rows_told += 1;
+        }
+        let ids: Vec<u32> = self.tokens.ids.iter().skip(self.ids_told.max(dropped_ids)).copied().collect();
+        let logprobs = if self.answering.request.logprobs.is_some() {
+            self.tokens.logprobs.iter().skip(self.ids_told.max(dropped_ids)).cloned().collect()
+        } else {
+            Vec::new()
+        };
+        self.ids_told = self.tokens.ids.len();
+        let due = self.tokens.ids.len().saturating_sub(missing);
+        let rows = (self.rows.len() / hidden).min(due.saturating_sub(self.rows_told));
+        self.rows_told += rows;
+        if ids.is_empty() && rows == 0 {
+            return Ok(());
+        }
+        if !ids.is_empty() {
+            self.told.first.get_or_insert_with(Instant::now);
+            self.told.ids.extend_from_slice(&ids);
+        }
+        let values: Vec<bf16> = self.rows.drain(..rows * hidden).collect();
+        if let Some(fin) = FinRows::new(hidden, values) {
+            self.sender.send(Ok(GenerationEvent::Tokens { ids, fin, logprobs })).await;
+        }
+        Ok(())
+    }
+
+    /// What the end of a reply means: whether all is there, and who ended the answer.
+    async fn end(self, reply: &Reply, found: Option<RowsFound>, asked: usize) -> Result<CallEnd, Fault> {
+        let ids = &self.tokens.ids;
+        let reason = match &reply.meta.finish_reason {
+            Some(FinishReason::Stop(matched)) => match matched {
+                Matched::Text(_) => StopReason::StopString,
+                Matched::Id(id) => StopReason::StopId(*id),
+                Matched::Ids(_) | Matched::Unsaid => match ids.last() {
+                    Some(id) => StopReason::StopId(*id),
+                    None => StopReason::StopString,
+                },
+            },
+            Some(FinishReason::Length { .. }) => StopReason::Length,
+            Some(FinishReason::Abort { message, status_code, .. }) => {
+                return Err(Fault::aborted(message.as_deref(), *status_code));
+            }
+            Some(FinishReason::Unknown(kind)) => {
+                return Err(Fault::broken(format!(
+                    "the serve ended the answer for a reason that is not known: {kind}"
+                )));
+            }
+            None => return Err(Fault::broken("the serve ended the answer without a reason")),
+        };
+        let tokens = ids.len();
+        if tokens == 0 {
+            return Err(Fault::broken("the serve ended the answer without a token"));
+        }
+        if tokens > asked {
+            return Err(Fault::broken(format!("the serve gave {tokens} tokens where {asked} were asked for")));
+        }
+        let RowsFound { rows, first_row_missing, .. } = found.unwrap_or_default();
+        if rows == 0 && !(tokens == 1 && self.overlap.is_some()) {
+            return Err(Fault::broken(format!(
+                "the serve gave {tokens} tokens and no hidden states: start it with --enable-return-hidden-states, and without \
+                 anything that takes them out of its replies"
+            )));
+        }
+        if rows + usize::from(first_row_missing) != tokens {
+            return Err(Fault::broken(format!(
+                "the serve gave {tokens} tokens and {rows} rows of hidden states: rows {rows} < tokens {tokens} where it decodes \
+                 speculatively (start it without --speculative-algorithm), more where it cuts prompts in pieces (start it with \
+                 --chunked-prefill-size -1)"
+            )));
+        }
+        let told = self.told.ids.len();
+        let is_full = reason == StopReason::Length && tokens == asked && told < self.answering.request.max_tokens;
+        Ok(if is_full { CallEnd::Full } else { CallEnd::Finished(reason) })
+    }
+}

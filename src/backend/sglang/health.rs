@@ -1,0 +1,259 @@
+//! Whether a serve is well, from what it answers and when.
+//!
+//! A serve that is busy with a long prompt answers `/health` late, sometimes for half a minute, and is well; one whose scheduler
+//! hangs answers it at once and is not. So two signals are needed of each: a serve is gone when it is refused, or silent on both
+//! endpoints; and it hangs when it says that it works and its count of tokens stands still.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::pool::{Member, ServeLoad};
+use super::probe::kv_limit;
+use super::serve::Answer;
+
+/// How often serves are asked.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// How long `/health` may take.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long the load may take, which is asked beside it.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(8);
+/// A serve that is late on `/health` and alive on its load is taken for busy for so long: stalls of 72 s are on record, and a buyer's
+/// deadline is further away.
+const LATE_FOR: Duration = Duration::from_secs(120);
+/// Late so many times with no load either: it is gone.
+const SILENT_TIMES: u32 = 2;
+/// A gone serve is back after so many good answers.
+const GOOD_TIMES: u32 = 2;
+/// A serve that works and gives no token for so long hangs: hangs of hours are on record, and no prompt takes as long.
+const STANDSTILL: Duration = Duration::from_secs(300);
+/// After it came up, a serve may compile kernels for so long.
+const WARM_UP: Duration = Duration::from_secs(900);
+
+/// What a serve answered when it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Signs {
+    pub(super) health: HealthSign,
+    /// Its load, where it told.
+    pub(super) load: Option<ServeLoad>,
+}
+
+/// The answer of `/health`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum HealthSign {
+    Good,
+    /// No answer in time.
+    Late,
+    /// Refused, or with another status.
+    Bad(String),
+}
+
+/// Judges a serve from its signs.
+#[derive(Debug)]
+pub(super) struct Judge {
+    /// Since when it is up, as far as is known.
+    up_since: Instant,
+    away: Option<String>,
+    late_since: Option<Instant>,
+    silent: u32,
+    good: u32,
+    /// The load that was seen last, and since when its tokens have not changed.
+    last: Option<(ServeLoad, Instant)>,
+}
+
+impl Judge {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { up_since: now, away: None, late_since: None, silent: 0, good: 0, last: None }
+    }
+
+    /// Takes signs; why the serve is away, or `None` if it is well.
+    pub(super) fn judge(&mut self, signs: &Signs, now: Instant) -> Option<&str> {
+        let standstill = self.standstill(signs.load, now);
+        let fault = match &signs.health {
+            HealthSign::Bad(why) => Some(why.clone()),
+            HealthSign::Late => {
+                let since = *self.late_since.get_or_insert(now);
+                self.silent = if signs.load.is_none() { self.silent + 1 } else { 0 };
+                if self.silent >= SILENT_TIMES {
+                    Some(format!("it answers neither /health nor its load, {} times", self.silent))
+                } else {
+                    let late = now.duration_since(since) >= LATE_FOR;
+                    late.then(|| format!("it has not answered /health for {} s", LATE_FOR.as_secs()))
+                }
+            }
+            HealthSign::Good => {
+                (self.late_since, self.silent) = (None, 0);
+                None
+            }
+        };
+        match fault.or(standstill) {
+            Some(why) => {
+                self.good = 0;
+                self.away = Some(why);
+            }
+            None if signs.health == HealthSign::Good && self.away.is_some() => {
+                self.good += 1;
+                if self.good >= GOOD_TIMES {
+                    self.away = None;
+                    self.up_since = now;
+                }
+            }
+            None => {}
+        }
+        self.away.as_deref()
+    }
+
+    fn standstill(&mut self, load: Option<ServeLoad>, now: Instant) -> Option<String> {
+        let load = load?;
+        let since = match self.last {
+            // Idle is no standstill, and neither is a count that moves, whichever way.
+            Some((last, since)) if load.running > 0 && last.running > 0 && last.tokens == load.tokens => since,
+            _ => now,
+        };
+        self.last = Some((load, since));
+        let hangs = now.duration_since(since) >= STANDSTILL && now.duration_since(self.up_since) >= WARM_UP;
+        hangs.then(|| {
+            format!(
+                "it hangs: {} requests run and no token came for {} s; restart it",
+                load.running,
+                STANDSTILL.as_secs()
+            )
+        })
+    }
+}
+
+/// Asks a serve for ever, and keeps what is known of it up to date.
+pub(super) async fn watch(member: Arc<Member>) {
+    let mut judge = Judge::new(Instant::now());
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let serve = &member.serve;
+        let (health, load) = tokio::join!(serve.ask("health", HEALTH_TIMEOUT), serve.ask("get_load", LOAD_TIMEOUT));
+        let health = match health {
+            Answer::Ok(_) => HealthSign::Good,
+            Answer::Timeout => HealthSign::Late,
+            Answer::Status(status) => HealthSign::Bad(format!("/health answers {}", status.as_u16())),
+            Answer::Unreachable(why) => HealthSign::Bad(format!("it cannot be reached: {why}")),
+        };
+        let signs = Signs { health, load: load.ok().as_ref().and_then(read_load) };
+        let away = judge.judge(&signs, Instant::now()).map(str::to_owned);
+        let known = {
+            let mut state = member.state();
+            match (&state.away, &away) {
+                (None, Some(why)) => tracing::error!(serve = serve.name(), why, "a serve is away"),
+                (Some(_), None) => tracing::info!(serve = serve.name(), "a serve is back"),
+                _ => {}
+            }
+            state.away = away;
+            state.load = signs.load;
+            state.kv_limit.is_some()
+        };
+        // A serve that still loads tells no limit: it is asked until it does.
+        if !known && signs.load.is_some() {
+            let info = serve.ask_either(&["get_server_info", "server_info"], LOAD_TIMEOUT).await.ok();
+            member.state().kv_limit = info.as_ref().and_then(kv_limit);
+        }
+    }
+}
+
+/// The answer of `/get_load`: a list of ranks, or one object.
+pub(super) fn read_load(answer: &Value) -> Option<ServeLoad> {
+    let ranks = match answer {
+        Value::Array(ranks) => ranks.as_slice(),
+        Value::Object(_) => std::slice::from_ref(answer),
+        _ => return None,
+    };
+    let sum = |key: &str| {
+        let numbers = ranks.iter().filter_map(|rank| rank.get(key)?.as_u64());
+        numbers.fold(0_u64, u64::saturating_add).try_into().unwrap_or(usize::MAX)
+    };
+    let waiting: usize = sum("num_waiting_reqs");
+    // Requests in all, those that wait included.
+    let running = sum("num_reqs").saturating_sub(waiting);
+    Some(ServeLoad { running, waiting, tokens: sum("num_tokens"), pending: sum("num_pending_tokens") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(running: usize, tokens: usize) -> Option<ServeLoad> {
+        Some(ServeLoad { running, tokens, ..ServeLoad::default() })
+    }
+
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_refusal_is_the_end_at_once_and_two_good_answers_the_return() {
+        let start = Instant::now();
+        let mut judge = Judge::new(start);
+        let good = Signs { health: HealthSign::Good, load: load(0, 0) };
+        let bad = Signs { health: HealthSign::Bad("/health answers 503".into()), load: None };
+        assert_eq!(judge.judge(&good, start), None);
+        assert_eq!(judge.judge(&bad, at(start, 5)), Some("/health answers 503"));
+        assert!(judge.judge(&good, at(start, 10)).is_some());
+        assert!(judge.judge(&bad, at(start, 15)).is_some());
+        assert!(judge.judge(&good, at(start, 20)).is_some(), "good answers count from the last bad one");
+        assert_eq!(judge.judge(&good, at(start, 25)), None);
+    }
+
+    #[test]
+    fn a_late_serve_is_busy_while_its_load_lives_and_gone_without() {
+        let start = Instant::now();
+        let late = |load| Signs { health: HealthSign::Late, load };
+        let mut judge = Judge::new(start);
+        assert_eq!(judge.judge(&late(None), start), None, "once may be chance");
+        assert!(judge.judge(&late(None), at(start, 13)).is_some());
+        // Alive on its load for two minutes.
+        let mut judge = Judge::new(start);
+        for second in (0..120).step_by(10) {
+            assert_eq!(judge.judge(&late(load(3, second as usize)), at(start, second)), None, "at {second} s");
+        }
+        assert!(judge.judge(&late(load(3, 999)), at(start, 120)).unwrap().contains("120 s"));
+        // A good answer between starts the two minutes anew.
+        let mut judge = Judge::new(start);
+        judge.judge(&late(load(3, 1)), start);
+        judge.judge(&Signs { health: HealthSign::Good, load: load(3, 2) }, at(start, 60));
+        assert_eq!(judge.judge(&late(load(3, 3)), at(start, 130)), None);
+    }
+
+    #[test]
+    fn a_serve_that_works_and_gives_no_token_hangs_but_not_while_it_warms_up_or_idles() {
+        let start = Instant::now();
+        let good = |load| Signs { health: HealthSign::Good, load };
+        let mut judge = Judge::new(start);
+        for second in (0..900).step_by(5) {
+            assert_eq!(judge.judge(&good(load(2, 77)), at(start, second)), None, "warming up at {second} s");
+        }
+        assert!(judge.judge(&good(load(2, 77)), at(start, 900)).unwrap().contains("hangs"));
+        // It gives tokens again, twice.
+        assert!(judge.judge(&good(load(2, 78)), at(start, 905)).is_some());
+        assert_eq!(judge.judge(&good(load(2, 79)), at(start, 910)), None);
+        // Idle for hours.
+        let mut judge = Judge::new(start);
+        for second in (0..7200).step_by(300) {
+            assert_eq!(judge.judge(&good(load(0, 0)), at(start, second)), None);
+        }
+        // Five minutes between two tokens are allowed, and more are not.
+        judge.judge(&good(load(1, 5)), at(start, 7200));
+        assert_eq!(judge.judge(&good(load(1, 5)), at(start, 7499)), None);
+        assert!(judge.judge(&good(load(1, 5)), at(start, 7500)).is_some());
+    }
+
+    #[test]
+    fn loads_of_all_ranks_add_up() {
+        let answer = serde_json::json!([
+            {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 100},
+            {"dp_rank": 1, "num_reqs": 2, "num_waiting_reqs": 0, "num_tokens": 50, "num_pending_tokens": 7}
+        ]);
+        assert_eq!(read_load(&answer), Some(ServeLoad { running: 4, waiting: 1, tokens: 150, pending: 7 }));
+        assert_eq!(read_load(&answer[0]).map(|load| load.tokens), Some(100));
+        assert_eq!(read_load(&Value::Null), None);
+    }
+}
