@@ -237,6 +237,9 @@ pub struct MineArgs {
     /// Longest answer where the buyer names none, tokens.
     #[arg(long, env = "MAX_TOKENS", value_name = "TOKENS", default_value_t = 512)]
     pub default_max_tokens: usize,
+    /// Answer greedily whatever requests say of temperature, filters, penalties and seeds, as the reference miner does.
+    #[arg(long, env = "ENGY_GREEDY")]
+    pub greedy: bool,
     /// This worker's name, stable over restarts [default: derived from host and model].
     #[arg(long, env = "ENGY_WORKER_NAME", value_name = "NAME")]
     pub worker_name: Option<String>,

@@ -55,7 +55,8 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     // Before the weights: a taken name must not cost a load.
     let (identity, _lock) = Identity::keep(&state_dir, &name, &spec.name, max_inflight)?;
     let backend = load::candle(&checkpoint, &args.engine).await?;
-    let service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
+    let mut service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
+    service.greedy = args.greedy;
     let info = service.backend.info();
     tracing::info!(
         model = service.model,

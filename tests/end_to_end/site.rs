@@ -70,6 +70,7 @@ impl Site {
                 default_max_tokens: 16,
                 max_request: Duration::from_secs_f64(spec.max_request_s),
             },
+            greedy: false,
             topk: spec.toploc.k,
             preparing: Service::places(),
             backend: Arc::clone(&backend) as Arc<dyn Backend>,

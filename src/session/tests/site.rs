@@ -84,6 +84,7 @@ impl Setup {
                 default_max_tokens: 32,
                 max_request: self.max_request,
             },
+            greedy: false,
             topk: TOPK,
             preparing: Service::places(),
         }
