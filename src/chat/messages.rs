@@ -48,12 +48,10 @@ fn one(place: &Place, message: &Value) -> Result<Value, RequestError> {
         fields.insert("role".into(), "system".into());
     }
     fields.insert("content".into(), Value::String(text(place, fields.get("content"))?));
-    if role == "assistant" {
-        if fields.get("function_call").is_some_and(|call| !call.is_null()) {
-            return Err(place.wrong("has a function_call; send tool_calls"));
-        }
-        calls(place, &mut fields)?;
+    if fields.get("function_call").is_some_and(|call| !call.is_null()) {
+        return Err(place.wrong("has a function_call; send tool_calls"));
     }
+    calls(place, &mut fields)?;
     Ok(Value::Object(fields))
 }
 
@@ -87,7 +85,7 @@ fn text(place: &Place, content: Option<&Value>) -> Result<String, RequestError> 
     Ok(text)
 }
 
-/// The calls of an assistant's message, their arguments as mappings: templates write an argument at a time. Calls come
+/// The calls of a message (only an assistant has any, but templates may not ask), their arguments as mappings: templates write an argument at a time. Calls come
 /// with their function nested, or flat.
 fn calls(place: &Place, message: &mut Map<String, Value>) -> Result<(), RequestError> {
     let calls = match message.get_mut("tool_calls") {

@@ -12,6 +12,8 @@ mod messages;
 mod output;
 #[cfg(test)]
 mod parity;
+#[cfg(test)]
+mod properties;
 mod python;
 mod refused;
 mod request;
@@ -197,7 +199,7 @@ pub(crate) mod tests {
     }
 
     /// A model that thinks and calls tools, with a template of its own.
-    fn thinker(template: &str) -> ChatModel {
+    pub(super) fn thinker(template: &str) -> ChatModel {
         let mut model = model();
         let source = crate::checkpoint::TemplateSource { template: template.into(), bos_token: None, eos_token: None };
         let template = ChatTemplate::new(&source).unwrap();

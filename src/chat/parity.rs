@@ -287,7 +287,7 @@ fn templates_say_what_they_cannot_take() {
 fn a_long_conversation_stays_far_within_the_templates_fuel() {
     let Some(assets) = assets() else { return };
     let model = ChatModel::open(&checkpoint(&assets, "qwen3.6")).unwrap();
-    let turn = |at: usize| serde_json::json!({"role": if at % 2 == 0 { "user" } else { "assistant" }, "content": "x"});
+    let turn = |at: usize| serde_json::json!({"role": if at.is_multiple_of(2) { "user" } else { "assistant" }, "content": "x"});
     let messages = (0..20_001).map(turn).collect();
     let request = ChatRequest { messages, ..ChatRequest::default() };
     assert!(model.prompt(&request, usize::MAX).is_ok());

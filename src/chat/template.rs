@@ -83,15 +83,15 @@ fn without_generation_marks(template: &str) -> Cow<'_, str> {
     let mut out = String::new();
     let mut rest = template;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let tag = &rest[start + 2..start + 2 + length];
         let instead = match tag.trim_matches(['-', '+']).trim() {
             "generation" => "if true",
             "endgeneration" => "endif",
             _ => "",
         };
         // A tag's text may hold what looks like its end; then its rest is looked through as if it were text.
-        let end = start + length + 2;
+        let end = start + length + 4;
         if instead.is_empty() {
             out.push_str(&rest[..end]);
         } else {
