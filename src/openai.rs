@@ -73,6 +73,7 @@ pub struct Message {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
     /// Names the call for the message that brings its result: `call_` and 24 hex digits.
+    #[serde(default)]
     pub id: String,
     /// Always `function`.
     #[serde(rename = "type", default = "function")]

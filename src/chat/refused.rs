@@ -48,7 +48,8 @@ const FIXED: [(&str, bool); 4] = [
 
 /// Finds a field that cannot be honoured.
 pub(super) fn check(request: &Value) -> Result<(), RequestError> {
-    let given = |name: &str| request.get(name).filter(|value| !is_neutral(value));
+    let one = |name: &str, value: &Value| name == "best_of" && value.as_f64() == Some(1.0);
+    let given = |name: &str| request.get(name).filter(|value| !is_neutral(value) && !one(name, value));
     if let Some((name, instead)) = REFUSED.iter().find(|(name, _)| given(name).is_some()) {
         return Err(RequestError::new(format!("{name} is not served: {instead}")));
     }
@@ -83,7 +84,7 @@ mod tests {
     #[test]
     fn values_that_change_nothing_are_taken() {
         for fine in [
-            json!({"logit_bias": {}, "functions": [], "ignore_eos": false, "min_tokens": 0, "regex": null, "ebnf": ""}),
+            json!({"logit_bias": {}, "functions": [], "ignore_eos": false, "min_tokens": 0, "best_of": 1, "regex": null, "ebnf": ""}),
             json!({"separate_reasoning": true, "skip_special_tokens": null, "modalities": ["text"]}),
             json!({"user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "unheard_of": 1}),
             json!([]),
@@ -98,6 +99,7 @@ mod tests {
             ("logit_bias", json!({"5": 100})),
             ("functions", json!([{"name": "f"}])),
             ("min_tokens", json!(5)),
+            ("best_of", json!(2)),
             ("ignore_eos", json!(true)),
             ("guided_json", json!({"type": "object"})),
             ("separate_reasoning", json!(false)),

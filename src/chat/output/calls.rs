@@ -49,6 +49,7 @@ pub(super) struct Calls {
     buffer: Written,
     /// The call at the start of the buffer.
     reader: Option<Box<dyn CallReader>>,
+    /// How often calls were found.
     calls: usize,
 }
 
@@ -57,9 +58,9 @@ impl Calls {
         Self { rules, in_thought, buffer: Written::default(), reader: None, calls: 0 }
     }
 
-    /// Whether the answer has all the calls that it may have.
+    /// Whether the answer has all the calls that it may have. In a thought they may turn out to be none.
     pub(super) fn is_full(&self) -> bool {
-        self.rules.single && self.calls > 0
+        self.rules.single && self.calls > 0 && !self.in_thought
     }
 
     /// The unfinished call, if the text is in one.
@@ -114,7 +115,7 @@ impl Calls {
             }
             Reading::Calls(calls, used) => {
                 let most = if self.rules.single { 1 } else { usize::MAX };
-                self.calls += calls.len();
+                self.calls += 1;
                 found.extend(calls.into_iter().take(most).map(Found::Call));
                 self.buffer.take(used);
             }

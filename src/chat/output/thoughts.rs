@@ -215,6 +215,10 @@ impl MarkedText {
                 match self.is_call(&found) {
                     Some(true) => {
                         self.message.end_thought();
+                        if self.calls.as_ref().is_some_and(|rules| rules.single) {
+                            let first = found.iter().position(|found| matches!(found, Found::Call(_)));
+                            found.truncate(first.map_or(0, |first| first + 1));
+                        }
                         self.add(found);
                         None
                     }

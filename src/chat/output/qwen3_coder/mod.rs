@@ -274,7 +274,7 @@ enum First {
 /// What follows a place behind white space, and where.
 fn first_behind(text: &str, at: usize, tags: &[&'static str]) -> (First, usize) {
     let next = skip_space(text, at);
-    let first = if next - at > WIDEST_GAP { First::Other } else { first_of(&text[next..], tags) };
+    let first = if next.saturating_sub(at) > WIDEST_GAP { First::Other } else { first_of(&text[next..], tags) };
     (first, next)
 }
 

@@ -158,6 +158,13 @@ fn a_buyer_may_want_one_call_at_most() {
     let outcome = scene.run();
     assert_eq!((outcome.content(), outcome.calls().len()), (Some("Ok."), 1));
     assert_eq!(outcome.finish_reason, FinishReason::ToolCalls);
+    let mut thought = Scene::new(&format!("Hm.\n{call}\n{call}\nmore"), files()).in_thought();
+    thought.single = true;
+    let outcome = thought.run();
+    assert_eq!((outcome.thought(), outcome.content(), outcome.calls().len()), (Some("Hm."), None, 1));
+    thought.text.push_str("</think>Yes.");
+    let outcome = thought.run();
+    assert_eq!((outcome.content(), outcome.calls().len()), (Some("Yes."), 0));
     scene.text = "No call.".into();
     assert_eq!(scene.run().content(), Some("No call."));
 }
