@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use bytesize::ByteSize;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::backend::candle::{EngineOptions, Fp8Activations, KvDtype, SyntheticModel};
+use crate::backend::candle::{EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -144,6 +145,12 @@ pub struct EngineArgs {
     /// Where the ranks run, one entry each [default: all on the processor].
     #[arg(long, env = "ENGY_DEVICES", value_name = "DEVICE,...", value_delimiter = ',')]
     pub devices: Option<Vec<String>>,
+    /// How long a rank waits for the others before the miner gives up and exits, seconds.
+    #[arg(long, env = "ENGY_COLLECTIVE_TIMEOUT", value_name = "SECONDS", default_value_t = EngineOptions::DEFAULT_COLLECTIVE_TIMEOUT.as_secs(), value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
+    pub collective_timeout: u64,
+    /// A drill for whoever watches over the miner: a rank that fails, such as 1:1000:panic, at its thousandth collective.
+    #[arg(long, value_name = "RANK:COLLECTIVE:KIND", hide = true)]
+    pub rank_fault: Option<RankFault>,
 }
 
 /// A form of activations in eight-bit products.
@@ -317,6 +324,12 @@ pub struct PlanArgs {
     /// How it would run.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Plan for a device a rank, each with so much memory, such as 24GiB, in place of this machine's free memory.
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory: Option<ByteSize>,
+    /// Whole contexts at once to find flags for.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_most::<usize>(1 << 16))]
+    pub contexts: usize,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -45,6 +45,8 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
         state_cache_bytes: args.state_cache_bytes,
         fp8_activations: args.fp8_activations.into(),
         ranks: args.tp_size,
+        collective_timeout: Duration::from_secs(args.collective_timeout),
+        rank_fault: args.rank_fault,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
     })

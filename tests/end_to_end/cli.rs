@@ -175,4 +175,18 @@ fn a_plan_is_printed_without_loading_anything() {
     assert_eq!((rank["rank"].as_u64(), rank["kv_bytes_per_token"].as_u64()), (Some(1), Some(256)));
     let (half, all) = (rank["weights_bytes"].as_u64().unwrap(), whole["weights_bytes"].as_u64().unwrap());
     assert!(half > all / 2 && half < all * 6 / 10, "{half} of {all}: norms and routers are held twice");
+    // On devices: what is left of each beside weights, states and workspace; and flags for more contexts than fit so.
+    let cards = run("tiny-qwen3_5_moe-f32", &["--device-memory", "2GiB", "--tp-size", "2", "--contexts", "3"]);
+    assert_eq!((cards["device_bytes"].as_u64(), cards["free_bytes"].as_u64()), (Some(2 << 30), None));
+    let rank = &cards["ranks"][0];
+    assert_eq!(rank["kv_bytes_per_token"], 128, "bf16, where nothing else is asked for");
+    let number = |name: &str| rank[name].as_u64().unwrap();
+    let left = (2 << 30) - number("weights_bytes") - number("state_bytes") - number("workspace_bytes");
+    assert_eq!(number("max_tokens"), left / 128);
+    let context = cards["model_context"].as_u64().unwrap();
+    assert_eq!(
+        cards["contexts"],
+        serde_json::json!({"wanted": 3, "flags": ["--max-running-requests 3", format!("--max-total-tokens {}", 3 * context)]})
+    );
+    assert_eq!(run("tiny-llama", &["--device-memory", "1GiB"])["contexts"]["flags"], serde_json::Value::Null);
 }

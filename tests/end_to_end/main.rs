@@ -7,6 +7,7 @@ mod batching;
 mod cli;
 mod golden;
 mod logprobs;
+mod ranks;
 mod scripted_model;
 mod serving;
 mod site;

@@ -1,7 +1,6 @@
 //! From logits to log-probabilities.
 
-use std::cmp::Ordering;
-
+use super::candidates::by_value;
 use crate::backend::TokenLogprobs;
 
 /// Log-probabilities of `chosen` and of the `k` best ids, from the logits as the model gave them.
@@ -15,14 +14,11 @@ pub(super) fn token_logprobs(logits: &[f32], chosen: u32, k: usize) -> TokenLogp
     // In f64: a vocabulary has more terms than an f32 has room to add up.
     let log_total = ranked.iter().map(|(_, logit)| below(*logit).exp()).sum::<f64>().ln();
     let logprob = |logit: f32| ((below(logit) - log_total) as f32).max(TokenLogprobs::LOWEST_LOGPROB);
-    // The two zeros are equals here as they are to a greedy choice; all are numbers.
-    let by_logit =
-        |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0));
     if k < ranked.len() {
-        ranked.select_nth_unstable_by(k, by_logit);
+        ranked.select_nth_unstable_by(k, by_value);
         ranked.truncate(k);
     }
-    ranked.sort_unstable_by(by_logit);
+    ranked.sort_unstable_by(by_value);
     TokenLogprobs {
         // `max` prefers the number, also where the chosen logit is none.
         logprob: logits.get(chosen as usize).map_or(TokenLogprobs::LOWEST_LOGPROB, |logit| logprob(*logit)),

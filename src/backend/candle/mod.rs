@@ -1,11 +1,12 @@
 //! The in-process backend: the model runs here, and fin goes from its last norm straight to the reader.
 //!
 //! `weights` and `model` turn a checkpoint into layers; `scheduler` decides each step as plain data (`plan`); `runner`
-//! computes it on a device, with `cache` as its memory and `kernels` for what the tensor library lacks; `sampler`
-//! and `logprobs` read its logits; `engine` is the thread that does this in a loop and talks to readers. Only this room
+//! computes it on a device, with `cache` as its memory and `kernels` for what the tensor library lacks; `candidates`,
+//! `sampler` and `logprobs` read its logits; `engine` is the thread that does this in a loop and talks to readers. Only this room
 //! knows the tensor library.
 
 mod cache;
+mod candidates;
 mod engine;
 mod kernels;
 mod logprobs;
@@ -26,12 +27,13 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use self::engine::{EngineConfig, EngineHandle};
-pub use self::memory::{MemoryPlan, RankPlan};
+pub use self::memory::{MemoryPlan, MemoryPlanner, RankPlan, Room};
 use self::model::config::DecoderConfig;
 use self::model::decoder::Decoder;
 use self::model::shards::Shard;
 use self::model::tensors::tensors;
-use self::parallel::{Communicator, MakeRunner, Ranks, Solo};
+use self::parallel::{Communicator, Drilled, MakeRunner, Ranks, Solo, greet};
+pub use self::parallel::{FaultKind, RankFault};
 use self::plan::{BLOCK_TOKENS, StepError, StepOutput, StepPlan, StepRunner};
 use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;
@@ -41,7 +43,6 @@ use self::weights::{ShardedWeights, SyntheticWeights, WeightSource};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
-use crate::machine;
 
 /// How the engine shares a machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +67,10 @@ pub struct EngineOptions {
     pub fp8_activations: Fp8Activations,
     /// Ranks that share the model, each with its part of the weights.
     pub ranks: usize,
+    /// How long a rank waits for the others within a step before the world is given up.
+    pub collective_timeout: Duration,
+    /// A fault that one of the ranks shall have: a drill.
+    pub rank_fault: Option<RankFault>,
 }
 
 /// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
@@ -90,12 +95,20 @@ impl KvDtype {
             Self::Fp8E4m3 => DType::F8E4M3,
         }
     }
+
+    /// Bytes of a stored value.
+    fn bytes(self) -> usize {
+        self.dtype().size_in_bytes()
+    }
 }
 
 impl EngineOptions {
     /// Default size of the key/value cache on CPU. Pages of it are taken from the system only when they are first
     /// used, so an idle engine does not hold it.
     pub const DEFAULT_CACHE_BYTES: u64 = 2 << 30;
+
+    /// Default patience among ranks: longer than the longest step on the slowest machine, and short enough that buyers still wait.
+    pub const DEFAULT_COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Default room for snapshots: sixteen of Qwen3.6's. Taken from the system when first used, too.
     pub const DEFAULT_STATE_CACHE_BYTES: u64 = 1 << 30;
@@ -115,13 +128,11 @@ impl Default for EngineOptions {
             state_cache_bytes: Self::DEFAULT_STATE_CACHE_BYTES,
             fp8_activations: Fp8Activations::default(),
             ranks: 1,
+            collective_timeout: Self::DEFAULT_COLLECTIVE_TIMEOUT,
+            rank_fault: None,
         }
     }
 }
-
-/// How long a rank waits for the others within a step: longer than the longest step on the slowest machine, and short enough
-/// that buyers still wait.
-const COLLECTIVE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A model in this process.
 #[derive(Debug, Clone)]
@@ -138,8 +149,7 @@ impl CandleBackend {
     /// When the checkpoint's model is not supported, its files are damaged or incomplete, or memory is short.
     pub fn open(checkpoint: &Checkpoint, options: &EngineOptions, progress: &ProgressFn) -> Result<Self, LoadError> {
         let config = DecoderConfig::read(checkpoint)?;
-        let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::with_memory(checkpoint, &config, options, free)?;
+        let plan = MemoryPlanner::of_model(checkpoint, config.clone())?.plan(options, Room::here())?;
         let weights = weights::open(checkpoint, config.gguf_heads(), options.fp8_activations, progress)?;
         Self::start(config, weights.as_ref(), &plan, options)
     }
@@ -154,9 +164,8 @@ impl CandleBackend {
         progress: &ProgressFn,
     ) -> Result<Self, LoadError> {
         let config = DecoderConfig::read_json(model.config())?;
-        let free = machine::memory().map(|memory| memory.available);
-        let plan = MemoryPlan::synthetic(&config, options, free)?;
-        if let Some(free) = free.filter(|free| plan.total_bytes > *free) {
+        let plan = MemoryPlanner::synthetic(config.clone()).plan(options, Room::here())?;
+        if let Some(free) = plan.free_bytes.filter(|free| plan.total_bytes > *free) {
             let total = plan.total_bytes;
             return Err(LoadError::Start(format!(
                 "this shape takes {total} bytes and {free} are free; take fewer layers"
@@ -190,7 +199,7 @@ impl CandleBackend {
                 let runner = ModelRunner::new(model, &config, size, Solo, &Device::Cpu);
                 Box::new(runner.map_err(out_of_memory)?)
             }
-            world => Box::new(ranks(&config, weights, size, world)?),
+            world => Box::new(ranks(&config, weights, size, world, options)?),
         };
         let engine =
             engine::start(runner, EngineConfig { scheduler, hidden: config.hidden, vocab: config.vocab, context })
@@ -219,19 +228,24 @@ fn ranks(
     weights: &dyn WeightSource,
     size: MemorySize,
     world: usize,
+    options: &EngineOptions,
 ) -> Result<Ranks, LoadError> {
     let own = config.of_a_rank(world)?;
     let tensors = tensors(config, weights.contains("lm_head.weight"));
     let threads = (rayon::current_num_threads() / world).max(1);
-    let comms = parallel::world(world, COLLECTIVE_PATIENCE);
+    let comms = parallel::world(world, options.collective_timeout);
     let makers = comms.into_iter().map(|comm| {
         let shard = Shard { rank: comm.rank(), world: comm.world() };
         let part = ShardedWeights::new(weights, shard, &tensors);
         let model = Decoder::load(&own, &part, shard, &Device::Cpu)?;
         let own = own.clone();
+        let comm = Drilled::new(comm, options.rank_fault);
         let make: MakeRunner<LoadError> = Box::new(move |_| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             let pool = pool.map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
+            let first_meeting = greet(&comm, &[own.hidden, own.layers, own.vocab, size.blocks], &Device::Cpu);
+            first_meeting
+                .map_err(|error| LoadError::Start(format!("ranks cannot start: rank {}: {error}", comm.rank())))?;
             let runner = ModelRunner::new(model, &own, size, comm, &Device::Cpu).map_err(out_of_memory)?;
             Ok(Box::new(Pooled { pool, runner }) as Box<dyn StepRunner>)
         });

@@ -7,11 +7,13 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::candidates::{LogitsWanted, RowLogits};
+
 /// Tokens a key/value block holds.
 pub(super) const BLOCK_TOKENS: usize = 16;
 
 /// The flattened batch of one step. `tokens`, `positions` and `slots` have one entry a row.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct StepPlan {
     /// The ids to read.
     pub(super) tokens: Vec<u32>,
@@ -60,12 +62,12 @@ pub(super) struct StateSave {
 }
 
 /// A row whose fin is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct OutputRow {
     /// The row in the batch.
     pub(super) row: usize,
-    /// Whether logits are wanted too.
-    pub(super) logits: bool,
+    /// What is wanted of its logits.
+    pub(super) logits: LogitsWanted,
 }
 
 /// What a step computed.
@@ -73,8 +75,8 @@ pub(super) struct OutputRow {
 pub(super) struct StepOutput {
     /// `[outputs, hidden]`: fin of the wanted rows, in their order.
     pub(super) fin: Vec<bf16>,
-    /// `[outputs with logits, vocab]`, in their order.
-    pub(super) logits: Vec<Vec<f32>>,
+    /// Of the outputs whose logits are wanted, in their order.
+    pub(super) logits: Vec<RowLogits>,
 }
 
 /// Why a step was not computed.

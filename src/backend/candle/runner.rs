@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::cache::kv::LayerCache;
 use super::cache::state::LayerState;
+use super::candidates::{self, LogitsWanted, RowLogits};
 use super::model::config::{DecoderConfig, MixerKind};
 use super::model::decoder::{Decoder, LayerMemory};
 use super::parallel::Communicator;
@@ -60,23 +61,29 @@ impl<C: Communicator> ModelRunner<C> {
         self.model.layer_outputs(plan, &self.memories, &self.comm)
     }
 
-    /// A step's fin in f32, `[outputs, hidden]`, and its logits.
-    pub(super) fn forward(&self, plan: &StepPlan) -> Result<Option<(Tensor, Vec<Vec<f32>>)>> {
+    /// A step's fin in f32, `[outputs, hidden]`, and what is wanted of its logits.
+    pub(super) fn forward(&self, plan: &StepPlan) -> Result<Option<(Tensor, Vec<RowLogits>)>> {
         for memory in &self.memories {
             if let LayerMemory::State(state) = memory {
                 state.copy(&plan.restores)?;
             }
         }
-        let Some(fin) = self.model.forward(plan, &self.memories, &self.comm)? else {
+        let fin = self.model.forward(plan, &self.memories, &self.comm)?;
+        // Nothing of a step is read before all ranks have computed it: on a device, reading waits for ranks that may be gone.
+        self.comm.barrier()?;
+        let Some(fin) = fin else {
             return Ok(None);
         };
-        let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, o)| o.logits).map(|(at, _)| at).collect();
-        let logits = if wanted.is_empty() {
-            Vec::new()
-        } else {
-            let rows = fin.index_select(&Tensor::new(wanted, fin.device())?, 0)?;
-            self.model.logits(&rows, &self.comm)?.to_vec2()?
-        };
+        let (rows, wanted): (Vec<u32>, Vec<LogitsWanted>) = (0_u32..)
+            .zip(&plan.outputs)
+            .filter(|(_, output)| output.logits != LogitsWanted::Nothing)
+            .map(|(at, output)| (at, output.logits))
+            .unzip();
+        if rows.is_empty() {
+            return Ok(Some((fin, Vec::new())));
+        }
+        let own = self.model.logits(&fin.index_select(&Tensor::new(rows, fin.device())?, 0)?)?;
+        let logits = candidates::gather(&own, &wanted, &self.comm)?;
         Ok(Some((fin, logits)))
     }
 }

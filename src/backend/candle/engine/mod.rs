@@ -14,6 +14,7 @@ use std::time::Instant;
 use half::bf16;
 use tokio::sync::oneshot;
 
+use super::candidates::{LogitsWanted, RowLogits};
 use super::logprobs::token_logprobs;
 use super::plan::{StepError, StepOutput, StepRunner};
 use super::sampler::Sampler;
@@ -299,9 +300,14 @@ impl Engine {
 
     /// Computes a step and tells its readers. A failed one ends their requests; `Err` if no other can be computed either.
     fn step(&mut self) -> Result<(), String> {
-        let Some((plan, uses)) = self.scheduler.plan() else {
+        let Some((mut plan, uses)) = self.scheduler.plan() else {
             return Ok(());
         };
+        for (output, use_) in plan.outputs.iter_mut().zip(&uses) {
+            if let (true, Some(Client::Generation(client))) = (use_.chooses, self.clients.get(&use_.sequence)) {
+                output.logits = client.wants();
+            }
+        }
         let began = Instant::now();
         let output = self.runner.run(&plan).and_then(|output| self.check_output(output, &uses));
         let output = match output {
@@ -324,15 +330,17 @@ impl Engine {
                     client.rows.extend_from_slice(row);
                     client.rows.len() >= client.wanted
                 }
-                Some(Client::Generation(client)) => match client
-                    .advance(logits.unwrap_or_default(), row, began, || self.scheduler.cached_tokens(use_.sequence))
-                {
-                    Some(token) => {
-                        self.scheduler.push(use_.sequence, token);
-                        false
+                Some(Client::Generation(client)) => {
+                    match client.advance(logits.unwrap_or_else(|| RowLogits::All(Vec::new())), row, began, || {
+                        self.scheduler.cached_tokens(use_.sequence)
+                    }) {
+                        Some(token) => {
+                            self.scheduler.push(use_.sequence, token);
+                            false
+                        }
+                        None => true,
                     }
-                    None => true,
-                },
+                }
             };
             if ended {
                 self.scheduler.remove(use_.sequence);
@@ -390,16 +398,24 @@ impl Engine {
 }
 
 impl GenerationClient {
+    /// What it needs to see of its next row of logits.
+    fn wants(&self) -> LogitsWanted {
+        if self.logprobs.is_some() { LogitsWanted::All } else { self.sampler.wants() }
+    }
+
     /// Chooses the next id and tells the reader. `None` when the answer has ended.
     fn advance(
         &mut self,
-        logits: Vec<f32>,
+        logits: RowLogits,
         row: &[bf16],
         began: Instant,
         cached_tokens: impl FnOnce() -> usize,
     ) -> Option<u32> {
         // Choosing penalises the logits in place, and log-probabilities are of what the model gave.
-        let raw = self.logprobs.map(|k| (k, logits.clone()));
+        let raw = match (self.logprobs, &logits) {
+            (Some(k), RowLogits::All(logits)) => Some((k, logits.clone())),
+            _ => None,
+        };
         let Some(id) = self.sampler.choose(logits) else {
             self.sender.send(Err(BackendError::Broken(
                 "the model gave no finite logit: weights of its checkpoint may be damaged; download it again".into(),

@@ -38,8 +38,8 @@ impl StepRunner for Scripted {
                 Fault::WrongRows => rows += 1,
             }
         }
-        let logits = (0..VOCAB).map(|id| if id == 3 { 1.0 } else { 0.0 }).collect();
-        let chosen = plan.outputs.iter().filter(|output| output.logits).count();
+        let logits = RowLogits::All((0..VOCAB).map(|id| if id == 3 { 1.0 } else { 0.0 }).collect());
+        let chosen = plan.outputs.iter().filter(|output| output.logits != LogitsWanted::Nothing).count();
         Ok(StepOutput { fin: vec![bf16::ONE; rows * HIDDEN], logits: vec![logits; chosen] })
     }
 }

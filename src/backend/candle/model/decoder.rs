@@ -167,9 +167,9 @@ impl Decoder {
         Ok((x, added))
     }
 
-    /// `[rows, hidden]` of fin to logits `[rows, vocab]`.
-    pub(in crate::backend::candle) fn logits(&self, fin: &Tensor, comm: &dyn Communicator) -> Result<Tensor> {
-        comm.all_gather_columns(&self.output.forward(fin)?)
+    /// `[rows, hidden]` of fin to the logits of this rank's part of the vocabulary, `[rows, vocab / world]`.
+    pub(in crate::backend::candle) fn logits(&self, fin: &Tensor) -> Result<Tensor> {
+        self.output.forward(fin)
     }
 }
 

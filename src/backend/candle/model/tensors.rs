@@ -18,6 +18,20 @@ pub(in crate::backend::candle) struct TensorSpec {
     pub(in crate::backend::candle) split: Split,
 }
 
+impl TensorSpec {
+    /// The tensor of all experts together in which releases may keep this one, where it is an expert's.
+    pub(in crate::backend::candle) fn joined_name(&self) -> Option<String> {
+        let (experts, rest) = self.name.split_once(".experts.")?;
+        let (_, rest) = rest.split_once('.')?;
+        let fused = match rest {
+            "gate_proj.weight" | "up_proj.weight" => "gate_up_proj",
+            "down_proj.weight" => "down_proj",
+            _ => return None,
+        };
+        Some(format!("{experts}.experts.{fused}"))
+    }
+}
+
 /// The tensors of a model, in the order in which it uses them. `has_output` says whether a model whose output is tied to
 /// its embedding comes with an output table all the same.
 pub(in crate::backend::candle) fn tensors(config: &DecoderConfig, has_output: bool) -> Vec<TensorSpec> {

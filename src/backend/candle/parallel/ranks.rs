@@ -33,12 +33,11 @@ impl Ranks {
         refused: impl Fn(String) -> E,
     ) -> Result<Self, E> {
         let (outbox, answers) = mpsc::channel();
-        let mut made = Vec::new();
+        let (ready, made) = mpsc::channel();
         let mut world = Self { plans: Vec::new(), answers, threads: Vec::new(), failed: None };
         for (number, make) in makers.into_iter().enumerate() {
             let (plans, inbox) = mpsc::channel::<Arc<StepPlan>>();
-            let (ready, is_made) = mpsc::channel();
-            let outbox = outbox.clone();
+            let (outbox, ready) = (outbox.clone(), ready.clone());
             let work = move || {
                 let mut runner = match make(number) {
                     Ok(runner) => {
@@ -47,6 +46,8 @@ impl Ranks {
                     }
                     Err(error) => return drop(ready.send(Err(error))),
                 };
+                // Whoever waits for the others to be made must not wait for this one.
+                drop(ready);
                 for plan in inbox {
                     let answer = catch_unwind(AssertUnwindSafe(|| runner.run(&plan)));
                     let answer = answer.unwrap_or_else(|_| Err(StepError::fatal("a fault of this program".into())));
@@ -59,14 +60,17 @@ impl Ranks {
             let thread = std::thread::Builder::new().name(format!("rank-{number}")).spawn(work);
             world.threads.push(thread.map_err(|error| refused(format!("rank {number}: {error}")))?);
             world.plans.push(plans);
-            made.push(is_made);
         }
-        for (number, made) in made.into_iter().enumerate() {
-            match made.recv() {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(error),
-                Err(mpsc::RecvError) => return Err(refused(format!("rank {number} died while it started"))),
-            }
+        drop(ready);
+        for _ in 0..world.plans.len() {
+            // The first that fails is the reason: the others fail since it does not come, or hang, and are not waited for.
+            let failure = match made.recv() {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error,
+                Err(mpsc::RecvError) => refused("one of them died while it started".into()),
+            };
+            world.failed = Some("it did not start".into());
+            return Err(failure);
         }
         Ok(world)
     }
@@ -131,6 +135,7 @@ impl Drop for Ranks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::candle::candidates::RowLogits;
     use crate::backend::candle::parallel::{Communicator, ThreadComm, world};
 
     /// Meets the others in each step, and answers with its number; from a step on it fails in some way.
@@ -159,7 +164,8 @@ mod tests {
             }
             let x = candle_core::Tensor::new(&[1_f32], &candle_core::Device::Cpu).unwrap();
             self.comm.all_reduce_sum(&x).map_err(|e| StepError::fatal(e.to_string()))?;
-            Ok(StepOutput { logits: vec![vec![self.comm.rank() as f32]], ..StepOutput::default() })
+            let logits = vec![RowLogits::All(vec![self.comm.rank() as f32])];
+            Ok(StepOutput { logits, ..StepOutput::default() })
         }
     }
 
@@ -177,7 +183,7 @@ mod tests {
     fn rank_0_answers() {
         let mut ranks = start(Duration::from_secs(60), None);
         for _ in 0..100 {
-            assert_eq!(ranks.run(&StepPlan::default()).unwrap().logits, [[0.0]]);
+            assert_eq!(ranks.run(&StepPlan::default()).unwrap().logits, [RowLogits::All(vec![0.0])]);
         }
     }
 
@@ -198,6 +204,30 @@ mod tests {
                 assert!(error.fatal && error.reason.contains(named), "{fault:?}: {error:?}");
             }
             assert!(began.elapsed() < Duration::from_secs(10), "{fault:?}");
+        }
+    }
+
+    /// Its maker died, or never comes back: the others find out, and nobody waits for ever.
+    #[test]
+    fn a_rank_that_is_lost_while_it_starts_is_the_worlds_error() {
+        for hangs in [false, true] {
+            let comms = world(2, Duration::from_millis(20));
+            let makers = comms.into_iter().map(|comm| {
+                let make: MakeRunner<String> = Box::new(move |number| {
+                    if number == 0 && hangs {
+                        loop {
+                            std::thread::park();
+                        }
+                    } else if number == 0 {
+                        std::panic::resume_unwind(Box::new("a fault"));
+                    }
+                    comm.barrier().map_err(|error| error.to_string())?;
+                    Ok(Box::new(Scripted { comm, steps: 0, fault: None }) as Box<dyn StepRunner>)
+                });
+                make
+            });
+            let reason = Ranks::start(makers.collect(), |reason| reason).err().unwrap();
+            assert!(reason.contains("rank 0 has ended") || reason.contains("rank 1 waited"), "{reason}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use candle_core::{Error, Result, Tensor, bail};
+use candle_core::{DType, Device, Error, Result, Tensor, bail};
 
 use super::Communicator;
 
@@ -146,12 +146,34 @@ impl Communicator for ThreadComm {
     fn all_gather_columns(&self, x: &Tensor) -> Result<Tensor> {
         self.meet(x, |all| Tensor::cat(&all, 1))
     }
+
+    fn broadcast(&self, x: &Tensor, root: usize) -> Result<Tensor> {
+        self.meet(x, |mut all| {
+            let Some(first) = all.first() else { bail!("a world without ranks") };
+            if let Some(other) = all.iter().find(|other| other.shape() != first.shape()) {
+                bail!("ranks bring tensors of {:?} and {:?} to one broadcast", first.shape(), other.shape());
+            }
+            if root >= all.len() {
+                bail!("rank {root} was to broadcast in a world of {}", all.len());
+            }
+            Ok(all.swap_remove(root))
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.meet(&Tensor::zeros((), DType::F32, &Device::Cpu)?, |mut all| {
+            all.pop().ok_or_else(|| Error::Msg("a world without ranks".into()))
+        })?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
-    use candle_core::Device;
+    use crate::backend::candle::parallel::greet;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -193,6 +215,45 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn every_rank_gets_what_one_of_them_has() {
+        let results = on_ranks(world(3, PATIENCE), |comm| {
+            let own = row(&[comm.rank() as f32, 7.0]);
+            let got = (0..3).map(|root| comm.broadcast(&own, root).unwrap().to_vec2::<f32>().unwrap().remove(0));
+            (got.collect::<Vec<_>>(), comm.broadcast(&own, 3).unwrap_err().to_string())
+        });
+        for result in results {
+            let (got, refused) = result.unwrap();
+            assert_eq!(got, [[0.0, 7.0], [1.0, 7.0], [2.0, 7.0]]);
+            assert!(refused.contains("rank 3 was to broadcast in a world of 3"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn nobody_passes_a_barrier_before_all_have_come() {
+        let arrived = AtomicUsize::new(0);
+        let results = on_ranks(world(4, PATIENCE), |comm| {
+            (1..=50).all(|round| {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                comm.barrier().unwrap();
+                arrived.load(Ordering::SeqCst) >= 4 * round
+            })
+        });
+        assert!(results.into_iter().all(|passed| passed.unwrap()));
+    }
+
+    #[test]
+    fn ranks_of_different_models_find_out_when_they_meet() {
+        let greetings = |models: [usize; 3]| {
+            on_ranks(world(3, PATIENCE), move |comm| greet(comm, &[64, models[comm.rank()]], &Device::Cpu))
+        };
+        assert!(greetings([2, 2, 2]).into_iter().all(|greeting| greeting.unwrap().is_ok()));
+        let greeted: Vec<_> = greetings([2, 2, 3]).into_iter().map(|greeting| greeting.unwrap()).collect();
+        assert!(greeted[0].is_ok());
+        let error = greeted[2].as_ref().unwrap_err().to_string();
+        assert!(error.contains("rank 2 holds a part of another model than rank 0"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::{RowUse, SequenceId, Wanted};
 use crate::backend::candle::cache::NodeId;
 use crate::backend::candle::cache::blocks::BlockPool;
+use crate::backend::candle::candidates::LogitsWanted;
 use crate::backend::candle::plan::{BLOCK_TOKENS, OutputRow, Span, StateCopy, StateSave, StepPlan};
 
 /// Tokens between two snapshots while a long prompt is read. A snapshot of Qwen3.6 takes as much memory as the keys and values
@@ -187,7 +188,9 @@ impl Sequence {
                 _ => false,
             };
             if chooses || listed {
-                plan.outputs.push(OutputRow { row, logits: chooses });
+                // The engine narrows it to what the sequence's sampler needs.
+                let logits = if chooses { LogitsWanted::All } else { LogitsWanted::Nothing };
+                plan.outputs.push(OutputRow { row, logits });
                 uses.push(RowUse { sequence: self.id, chooses });
             }
         }

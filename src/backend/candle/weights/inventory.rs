@@ -72,6 +72,11 @@ impl Inventory {
         (self.spelling)(name).is_some_and(|name| self.bytes.contains_key(&name) || self.promised.contains(&name))
     }
 
+    /// Whether a tensor is there or promised, in a tensor of all experts perhaps.
+    pub(in crate::backend::candle) fn holds(&self, tensor: &TensorSpec) -> bool {
+        self.contains(&tensor.name) || tensor.joined_name().is_some_and(|name| self.contains(&name))
+    }
+
     /// The width of the squares of a tensor that share a scale; `None` where it has no scales.
     pub(in crate::backend::candle) fn square(&self, tensor: &TensorSpec) -> Option<usize> {
         self.contains(&scales_of(&tensor.name)).then_some(SQUARE)

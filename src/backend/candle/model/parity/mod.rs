@@ -17,6 +17,7 @@ use super::config::DecoderConfig;
 use super::decoder::Decoder;
 use super::shards::Shard;
 use super::tensors::tensors;
+use crate::backend::candle::candidates::{LogitsWanted, RowLogits};
 use crate::backend::candle::parallel::{self, Communicator, Solo, ThreadComm};
 use crate::backend::candle::plan::{BLOCK_TOKENS, StepPlan};
 use crate::backend::candle::runner::{MemorySize, ModelRunner};
@@ -72,7 +73,7 @@ enum Runner {
 
 impl Runner {
     /// A step's rows of fin, and its rows of logits.
-    fn forward(&self, plan: &StepPlan) -> Option<(Rows, Rows)> {
+    fn forward(&self, plan: &StepPlan) -> Option<(Rows, Vec<RowLogits>)> {
         let (fin, logits) = match self {
             Self::Solo(runner) => runner.forward(plan).unwrap()?,
             Self::Ranks(ranks) => std::thread::scope(|scope| {
@@ -168,7 +169,9 @@ impl Machine {
     fn run(&mut self, steps: usize) -> HashMap<u64, (Vec<Vec<f32>>, Vec<u32>)> {
         let mut answers: HashMap<u64, (Vec<Vec<f32>>, Vec<u32>)> = HashMap::new();
         let mut greedy = Sampler::new(SamplingParams::default(), &[]);
-        while let Some((plan, uses)) = self.scheduler.plan() {
+        while let Some((mut plan, uses)) = self.scheduler.plan() {
+            let chosen = plan.outputs.iter_mut().filter(|output| output.logits != LogitsWanted::Nothing);
+            chosen.for_each(|output| output.logits = greedy.wants());
             let Some((fin, logits)) = self.runner.forward(&plan) else {
                 continue;
             };
