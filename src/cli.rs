@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backend::candle::{EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
@@ -300,6 +300,9 @@ pub struct MineArgs {
     /// Longest answer where the buyer names none, tokens.
     #[arg(long, env = "MAX_TOKENS", value_name = "TOKENS", default_value_t = 512)]
     pub default_max_tokens: usize,
+    /// Answer greedily whatever requests say of temperature, filters, penalties and seeds, as the reference miner does.
+    #[arg(long, env = "ENGY_GREEDY", value_parser = BoolishValueParser::new())]
+    pub greedy: bool,
     /// This worker's name, stable over restarts [default: derived from host and model].
     #[arg(long, env = "ENGY_WORKER_NAME", value_name = "NAME")]
     pub worker_name: Option<String>,

@@ -19,7 +19,7 @@
 //! - [`cli`], [`commands`]: flags, and one file a subcommand.
 //! - [`session`]: the miner's side of the protocol: legs, heartbeats, requests.
 //! - [`job`]: one request, from JSON to an answer with its proof.
-//! - [`chat`]: templates, tokenizer, detokenizer, stop strings, messages.
+//! - [`chat`]: templates, tokenizer, detokenizer, stop strings, thoughts and tool calls, messages.
 //! - [`proof`]: TOPLOC: building and checking proofs.
 //! - [`backend`]: the [`Backend`](backend::Backend) trait, and the candle engine behind it.
 //! - [`verify`]: the validator's recompute.

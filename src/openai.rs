@@ -66,7 +66,61 @@ pub struct Message {
     pub reasoning_content: Option<String>,
     /// The calls the model asks for, in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_calls: Option<Vec<Value>>,
+    pub tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// A call that the model asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// Names the call for the message that brings its result: `call_` and 24 hex digits.
+    #[serde(default)]
+    pub id: String,
+    /// Always `function`.
+    #[serde(rename = "type", default = "function")]
+    pub kind: String,
+    /// What to call.
+    pub function: FunctionCall,
+}
+
+/// A tool and its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionCall {
+    /// The tool's name.
+    pub name: String,
+    /// The JSON text of an object.
+    #[serde(default)]
+    pub arguments: String,
+}
+
+/// A piece of a tool call. The first of a call brings `id`, `type` and the name; those behind it more of the arguments.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCallDelta {
+    /// Which of the message's calls this belongs to.
+    pub index: u32,
+    /// As in [`ToolCall`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// As in [`ToolCall`].
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// What to append to name and arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<FunctionDelta>,
+}
+
+/// What a piece of a call appends to its function.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionDelta {
+    /// The tool's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// More of the JSON text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<String>,
+}
+
+fn function() -> String {
+    "function".to_owned()
 }
 
 /// A piece of an assistant message, the `delta` of a chunk frame. Never carries a role or a finish reason.
@@ -80,7 +134,15 @@ pub struct Delta {
     pub reasoning_content: Option<String>,
     /// Pieces of tool calls, addressed by `index`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_calls: Option<Vec<Value>>,
+    pub tool_calls: Option<Vec<ToolCallDelta>>,
+}
+
+impl From<ToolCall> for ToolCallDelta {
+    /// The whole call as its first piece; whoever sends it sets the index.
+    fn from(call: ToolCall) -> Self {
+        let function = FunctionDelta { name: Some(call.function.name), arguments: Some(call.function.arguments) };
+        Self { index: 0, id: Some(call.id), kind: Some(call.kind), function: Some(function) }
+    }
 }
 
 impl Delta {

@@ -26,10 +26,10 @@ pub struct ModelSpec {
     pub max_output_tokens: usize,
     /// Longest time for a request, seconds.
     pub max_request_s: f64,
-    /// How the model writes tool calls; `None` where it makes none.
+    /// How the model writes tool calls, in the words of sglang's flag of this name; `None` where it makes none.
     #[serde(default)]
-    pub tool_parser: Option<ToolParser>,
-    /// How the model marks its thoughts; `None` where it has none.
+    pub tool_call_parser: Option<ToolCallParser>,
+    /// How the model marks its thoughts, in the words of sglang's flag; `None` where it has none.
     #[serde(default)]
     pub reasoning_parser: Option<ReasoningParser>,
     /// How its answers are proven and judged.
@@ -39,9 +39,12 @@ pub struct ModelSpec {
 /// A form of tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ToolParser {
+pub enum ToolCallParser {
     /// `<tool_call><function=name><parameter=key>value...`
     Qwen3Coder,
+    /// `<tool_call>{"name": "name", "arguments": {...}}</tool_call>`
+    #[serde(rename = "qwen25", alias = "hermes")]
+    Hermes,
 }
 
 /// A form of marked thoughts.
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!((spec.context, spec.max_input_tokens, spec.max_output_tokens), (262_144, 229_376, 32_768));
         assert_eq!(spec.max_request_s, 1800.0);
         assert_eq!(spec.toploc, ToplocSpec { k: 128, v: 40, p: 0.99 });
-        assert_eq!(spec.tool_parser, Some(ToolParser::Qwen3Coder));
+        assert_eq!(spec.tool_call_parser, Some(ToolCallParser::Qwen3Coder));
         assert_eq!(spec.reasoning_parser, Some(ReasoningParser::Qwen3));
         assert!(ModelSpec::named(DEMO_MODEL).is_ok());
     }

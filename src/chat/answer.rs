@@ -1,10 +1,11 @@
 //! The assembly of one answer: ids in, deltas and a message out.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
 use super::detokenizer::Detokenizer;
-use super::parser::OutputParser;
+use super::output::{OutputFormat, OutputParser};
 use super::stop::StopFilter;
 use super::tokenizer::Tokenizer;
 use crate::openai::{Delta, FinishReason, Message};
@@ -12,7 +13,13 @@ use crate::openai::{Delta, FinishReason, Message};
 /// An answer under way.
 pub struct Answer {
     detokenizer: Detokenizer,
+    format: OutputFormat,
     stop: StopFilter,
+    /// Bytes of text that the stop filter has got, and let through.
+    read: usize,
+    shown: usize,
+    /// Where in the text markers start that came as tokens, and were not let through yet.
+    markers: VecDeque<usize>,
     parser: Box<dyn OutputParser>,
 }
 
@@ -21,7 +28,8 @@ pub struct Answer {
 pub struct AnswerPiece {
     /// Additions to the message, often none.
     pub deltas: Vec<Delta>,
-    /// True once a stop string has appeared: the answer is over, whatever else the model would say.
+    /// True once a stop string has appeared, or the only call that the request allows is complete: the answer is over,
+    /// whatever else the model would say.
     pub stopped: bool,
 }
 
@@ -35,15 +43,44 @@ pub enum AnswerEnd {
 }
 
 impl Answer {
-    pub(super) fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>, parser: Box<dyn OutputParser>) -> Self {
-        Self { detokenizer: Detokenizer::new(tokenizer), stop: StopFilter::new(stops), parser }
+    pub(super) fn new(
+        tokenizer: Arc<Tokenizer>,
+        format: OutputFormat,
+        stops: Vec<String>,
+        parser: Box<dyn OutputParser>,
+    ) -> Self {
+        Self {
+            detokenizer: Detokenizer::new(tokenizer),
+            format,
+            stop: StopFilter::new(stops),
+            read: 0,
+            shown: 0,
+            markers: VecDeque::new(),
+            parser,
+        }
     }
 
     /// Adds an id of the answer. Not to be called with the id that ended it: that one has no text.
     pub fn push(&mut self, id: u32) -> AnswerPiece {
         let text = self.detokenizer.push(id);
+        if let Some(before) = self.format.marker(id).and_then(|marker| text.strip_suffix(marker.text())) {
+            self.markers.push_back(self.read + before.len());
+        }
+        self.read += text.len();
         let shown = self.stop.push(&text);
-        AnswerPiece { deltas: self.parser.push(&shown), stopped: self.stop.stopped() }
+        let deltas = self.parse(&shown);
+        AnswerPiece { deltas, stopped: self.stop.stopped() || self.parser.is_done() }
+    }
+
+    /// Gives the parser what the stop filter has let through.
+    fn parse(&mut self, shown: &str) -> Vec<Delta> {
+        let start = self.shown;
+        self.shown += shown.len();
+        let mut tokens = Vec::new();
+        while let Some(at) = self.markers.pop_front_if(|at| *at < self.shown) {
+            tokens.push(at - start);
+        }
+        self.parser.push(shown, &tokens)
     }
 
     /// Ends the answer: the last deltas, the whole message, and the reason in OpenAI's words.
@@ -52,11 +89,13 @@ impl Answer {
         let rest = self.detokenizer.finish();
         let mut shown = self.stop.push(&rest);
         shown.push_str(&self.stop.finish());
-        let mut deltas = self.parser.push(&shown);
-        let (last, message) = self.parser.finish();
+        let mut deltas = self.parse(&shown);
+        let stopped = self.stop.stopped() || self.parser.is_done();
+        // The model ends its turn by an end id alone.
+        let (last, message) = self.parser.finish(stopped || end == AnswerEnd::Length);
         deltas.extend(last);
         let reason = match end {
-            AnswerEnd::Length if !self.stop.stopped() => FinishReason::Length,
+            AnswerEnd::Length if !stopped => FinishReason::Length,
             _ if message.tool_calls.is_some() => FinishReason::ToolCalls,
             _ => FinishReason::Stop,
         };
@@ -76,12 +115,12 @@ impl fmt::Debug for Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::parser::PlainText;
+    use crate::chat::output::PlainText;
     use crate::chat::tokenizer::tests::fixture;
 
     fn run(text: &str, stops: &[&str], end: AnswerEnd) -> (String, Message, FinishReason) {
         let stops = stops.iter().map(|s| (*s).to_owned()).collect();
-        let mut answer = Answer::new(Arc::new(fixture()), stops, Box::<PlainText>::default());
+        let mut answer = Answer::new(Arc::new(fixture()), OutputFormat::default(), stops, Box::<PlainText>::default());
         let mut streamed = String::new();
         let mut add = |deltas: Vec<Delta>| deltas.into_iter().for_each(|d| streamed.push_str(&d.content.unwrap()));
         for byte in text.bytes() {

@@ -5,32 +5,47 @@
 //! here: half a character in a piece, and pieces that do not add up to the message.
 
 mod answer;
+mod clock;
 mod detokenizer;
+mod dialect;
+mod messages;
+mod output;
 #[cfg(test)]
 mod parity;
-mod parser;
+#[cfg(test)]
+mod properties;
 mod python;
+mod refused;
 mod request;
+mod response_format;
 mod stop;
 mod template;
 mod tokenizer;
+mod tools;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use self::answer::{Answer, AnswerEnd, AnswerPiece};
-pub use self::parser::{OutputParser, PlainText};
+pub use self::output::{OutputParser, PlainText};
 pub use self::request::{ChatRequest, RequestError};
+pub use self::response_format::ResponseFormat;
 pub use self::template::{ChatTemplate, TemplateError};
 pub use self::tokenizer::{Tokenizer, TokenizerError};
+pub use self::tools::ToolChoice;
 
+use self::dialect::Dialect;
+use self::output::OutputFormat;
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::spec::{ReasoningParser, ToolCallParser};
 
 /// The text side of a checkpoint. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ChatModel {
     tokenizer: Arc<Tokenizer>,
     template: Arc<ChatTemplate>,
+    dialect: Dialect,
+    format: OutputFormat,
 }
 
 /// Why a checkpoint cannot chat.
@@ -60,6 +75,8 @@ pub struct Prompt {
     pub text: String,
     /// Its tokens, control tokens in the text included: what a commitment names.
     pub ids: Vec<u32>,
+    /// Whether it ends inside a thought, where the answer then starts.
+    pub in_thought: bool,
 }
 
 impl ChatModel {
@@ -71,9 +88,22 @@ impl ChatModel {
         let tokenizer = Tokenizer::open(checkpoint)?;
         let template =
             checkpoint.template()?.ok_or_else(|| TemplateError::Missing { path: checkpoint.path().into() })?;
-        let model = Self { tokenizer: Arc::new(tokenizer), template: Arc::new(ChatTemplate::new(&template)?) };
+        let template = ChatTemplate::new(&template)?;
+        let model = Self {
+            tokenizer: Arc::new(tokenizer),
+            dialect: Dialect::of(&template),
+            template: Arc::new(template),
+            format: OutputFormat::default(),
+        };
         model.try_out()?;
         Ok(model)
+    }
+
+    /// Says how the model writes thoughts and tool calls. Without, all of an answer is content.
+    #[must_use]
+    pub fn with_parsers(mut self, reasoning: Option<ReasoningParser>, tool_calls: Option<ToolCallParser>) -> Self {
+        self.format = OutputFormat::new(reasoning, tool_calls, &self.tokenizer);
+        self
     }
 
     /// A checkpoint whose every request would fail is found at start, not by buyers.
@@ -105,7 +135,7 @@ impl ChatModel {
     /// # Errors
     /// When the template refuses the messages, or their text cannot have as few as `max_tokens` tokens: the buyer's fault.
     pub fn prompt(&self, request: &ChatRequest, max_tokens: usize) -> Result<Prompt, RequestError> {
-        let text = self.template.render(request)?;
+        let text = self.template.render(&self.dialect.adapt(request))?;
         // Megabytes of text take seconds and gigabytes to tokenise, only to be refused then.
         let fewest = self.tokenizer.fewest_tokens(text.len());
         if fewest > max_tokens {
@@ -113,13 +143,14 @@ impl ChatModel {
             return Err(RequestError::new(message));
         }
         let ids = self.tokenizer.encode(&text)?;
-        Ok(Prompt { text, ids })
+        Ok(Prompt { in_thought: self.format.opens_thought(&text), text, ids })
     }
 
-    /// Starts the assembly of an answer.
+    /// Starts the assembly of an answer; `in_thought` is the prompt's.
     #[must_use]
-    pub fn answer(&self, request: &ChatRequest) -> Answer {
-        Answer::new(Arc::clone(&self.tokenizer), request.stop.clone(), Box::new(PlainText::default()))
+    pub fn answer(&self, request: &ChatRequest, in_thought: bool) -> Answer {
+        let parser = self.format.parser(request, in_thought);
+        Answer::new(Arc::clone(&self.tokenizer), self.format.clone(), request.stop.clone(), parser)
     }
 
     /// The tokenizer itself.
@@ -150,7 +181,7 @@ pub(crate) mod tests {
         let end = model.tokenizer().id("<|im_end|>").unwrap();
         assert_eq!(prompt.ids.iter().filter(|id| **id == end).count(), 2, "the buyer's own, and the turn's");
         // An answer that spells it out byte by byte keeps it as text.
-        let mut answer = model.answer(&ChatRequest::default());
+        let mut answer = model.answer(&ChatRequest::default(), false);
         let text = "it ends a turn: <|im_end|>.";
         text.bytes().for_each(|byte| drop(answer.push(byte.into())));
         assert_eq!(answer.finish(AnswerEnd::Stop).1.content.as_deref(), Some(text));
@@ -165,6 +196,37 @@ pub(crate) mod tests {
             .map(|token| model.tokenizer().id(token).unwrap())
             .collect();
         assert_eq!(model.tokenizer().decode(&ids), "<think>ok</think><tool_call>x</tool_call>");
+    }
+
+    /// A model that thinks and calls tools, with a template of its own.
+    pub(super) fn thinker(template: &str) -> ChatModel {
+        let mut model = model();
+        let source = crate::checkpoint::TemplateSource { template: template.into(), bos_token: None, eos_token: None };
+        let template = ChatTemplate::new(&source).unwrap();
+        (model.dialect, model.template) = (Dialect::of(&template), Arc::new(template));
+        model.with_parsers(Some(ReasoningParser::Qwen3), Some(ToolCallParser::Qwen3Coder))
+    }
+
+    #[test]
+    fn the_prompt_says_whether_the_answer_starts_in_a_thought() {
+        let model = thinker(
+            "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n\
+             {% else %}<think>\n{% endif %}",
+        );
+        for (kwargs, in_thought, message) in [
+            (serde_json::json!({}), true, (Some("a"), None)),
+            (serde_json::json!({"enable_thinking": false}), false, (None, Some("a"))),
+        ] {
+            let request =
+                serde_json::json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs});
+            let request = ChatRequest::parse(&request).unwrap();
+            let prompt = model.prompt(&request, 1000).unwrap();
+            assert_eq!(prompt.in_thought, in_thought);
+            let mut answer = model.answer(&request, prompt.in_thought);
+            answer.push(u32::from(b'a'));
+            let got = answer.finish(AnswerEnd::Length).1;
+            assert_eq!((got.reasoning_content.as_deref(), got.content.as_deref()), message);
+        }
     }
 
     #[test]

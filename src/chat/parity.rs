@@ -188,3 +188,130 @@ fn conversations_become_prompts_of_the_released_ids() {
     let ids = model_of("smollm2-135m-instruct").prompt(&ChatRequest::parse(&hello).unwrap(), 1000).unwrap().ids;
     assert_eq!(ids.into_iter().filter(|id| *id < 3).collect::<Vec<_>>(), [1, 2, 1, 2, 1]);
 }
+
+/// The field cases of templates and a model that they are about.
+fn field_case(id: &str) -> serde_json::Value {
+    let text = include_str!("../../tests/fixtures/field_cases.jsonl");
+    let mut cases = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    cases.find(|case| case["id"] == id).unwrap()
+}
+
+/// The prompt's text of a request like a case's input.
+fn prompt_text(model: &ChatModel, input: &serde_json::Value) -> String {
+    let before = input.clone();
+    let text = model.prompt(&ChatRequest::parse(input).unwrap(), 10_000).unwrap().text;
+    assert_eq!(*input, before);
+    text
+}
+
+#[test]
+fn fc_c01_arguments_as_text_render_as_objects_do() {
+    let Some(assets) = assets() else { return };
+    let case = field_case("FC-C01");
+    for name in ["qwen3.6", "qwen3.5-think", "qwen3.8"] {
+        let model = ChatModel::open(&checkpoint(&assets, name)).unwrap();
+        let text = prompt_text(&model, &case["input"]);
+        let mut objects = case["input"].clone();
+        let calls = &mut objects["messages"][1]["tool_calls"];
+        calls[0]["function"]["arguments"] = serde_json::json!({"minutes": 5, "label": "tea"});
+        calls[1]["function"]["arguments"] = serde_json::json!({});
+        assert_eq!(text, prompt_text(&model, &objects), "{name}");
+        let turn = text.split("<|im_start|>assistant\n").nth(1).unwrap().split("<|im_end|>").next().unwrap();
+        let words = |key: &str| case["expect"][key].as_array().unwrap().clone();
+        for word in words("assistant_turn_must_not_contain") {
+            assert!(!turn.contains(word.as_str().unwrap()), "{name}: {turn}");
+        }
+        for word in words("must_contain") {
+            assert!(turn.contains(word.as_str().unwrap()), "{name}: {turn}");
+        }
+    }
+}
+
+#[test]
+fn fc_c03_a_late_system_message_stays_in_its_place() {
+    let Some(assets) = assets() else { return };
+    let case = field_case("FC-C03");
+    for name in ["qwen3.6", "qwen3.5-think", "qwen3.8"] {
+        let model = ChatModel::open(&checkpoint(&assets, name)).unwrap();
+        let text = prompt_text(&model, &case["input"]);
+        let mut rest = text.as_str();
+        for part in case["expect"]["order"].as_array().unwrap() {
+            rest = rest.split_once(part.as_str().unwrap()).unwrap_or_else(|| panic!("{name}: {part} in {text}")).1;
+        }
+        assert_eq!(text.matches("<|im_start|>system").count(), 1, "{name}");
+        let mut first_two = case["input"].clone();
+        first_two["messages"].as_array_mut().unwrap().truncate(2);
+        let start = prompt_text(&model, &first_two);
+        let start = start.strip_suffix("<|im_start|>assistant\n<think>\n").unwrap();
+        assert!(text.starts_with(start), "{name}: {text}");
+    }
+}
+
+#[test]
+fn fc_c05_without_thinking_the_answer_is_content() {
+    let Some(assets) = assets() else { return };
+    let case = field_case("FC-C05");
+    let model = ChatModel::open(&checkpoint(&assets, "qwen3.6")).unwrap();
+    let model = model.with_parsers(Some(ReasoningParser::Qwen3), Some(ToolCallParser::Qwen3Coder));
+    let request = ChatRequest::parse(&case["input"]).unwrap();
+    let prompt = model.prompt(&request, 1000).unwrap();
+    assert!(prompt.text.ends_with(case["expect"]["ends_with"].as_str().unwrap()));
+    assert_eq!(prompt.in_thought, case["expect"]["think_open"].as_bool().unwrap());
+    let mut answer = model.answer(&request, prompt.in_thought);
+    model.tokenizer().encode("4").unwrap().into_iter().for_each(|id| drop(answer.push(id)));
+    assert_eq!(answer.finish(AnswerEnd::Stop).1.content.as_deref(), Some("4"));
+}
+
+#[test]
+fn templates_say_what_they_cannot_take() {
+    let Some(assets) = assets() else { return };
+    let several = serde_json::json!([{"role": "developer", "content": "first"}, {"role": "system", "content": "second"},
+        {"role": "user", "content": "question"}, {"role": "system", "content": "late"}, {"role": "user", "content": "go"}]);
+    for name in ["qwen3.6", "qwen3.5-think", "qwen3.8", "qwen3", "smollm2-135m-instruct"] {
+        let model = ChatModel::open(&checkpoint(&assets, name)).unwrap();
+        for effort in ["minimal", "low", "medium", "high", "xhigh", "max"] {
+            let request = serde_json::json!({"messages": several, "reasoning_effort": effort});
+            let text = prompt_text(&model, &request);
+            assert!(["first", "second", "question", "late"].iter().all(|part| text.contains(part)), "{name}: {text}");
+        }
+        // What no one can mend is the buyer's fault, in the template's words.
+        let request = serde_json::json!({"messages": [{"role": "system", "content": "x"}]});
+        if name.starts_with("qwen3.") {
+            let error = model.prompt(&ChatRequest::parse(&request).unwrap(), 1000).unwrap_err().to_string();
+            assert!(error.ends_with("No user query found in messages."), "{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_long_conversation_stays_far_within_the_templates_fuel() {
+    let Some(assets) = assets() else { return };
+    let model = ChatModel::open(&checkpoint(&assets, "qwen3.6")).unwrap();
+    let turn = |at: usize| serde_json::json!({"role": if at.is_multiple_of(2) { "user" } else { "assistant" }, "content": "x"});
+    let messages = (0..20_001).map(turn).collect();
+    let request = ChatRequest { messages, ..ChatRequest::default() };
+    assert!(model.prompt(&request, usize::MAX).is_ok());
+}
+
+#[test]
+fn an_answer_of_the_true_tokenizer_is_read_by_its_tokens() {
+    let Some(assets) = assets() else { return };
+    for (name, form, call) in [
+        ("qwen3.6", ToolCallParser::Qwen3Coder, "<function=f>\n<parameter=n>\n5\n</parameter>\n</function>"),
+        ("qwen3", ToolCallParser::Hermes, "{\"name\": \"f\", \"arguments\": {\"n\": 5}}"),
+    ] {
+        let model = ChatModel::open(&checkpoint(&assets, name)).unwrap();
+        let model = model.with_parsers(Some(ReasoningParser::Qwen3), Some(form));
+        let tools = serde_json::json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+            "properties": {"n": {"type": "integer"}}}}}]);
+        let request = ChatRequest { tools: Some(tools), ..ChatRequest::default() };
+        let mut answer = model.answer(&request, true);
+        let text = format!("Hm, 世界.\n</think>\n\nOk 😀.\n\n<tool_call>\n{call}\n</tool_call>");
+        model.tokenizer().encode(&text).unwrap().into_iter().for_each(|id| drop(answer.push(id)));
+        let (_, message, reason) = answer.finish(AnswerEnd::Stop);
+        assert_eq!(message.reasoning_content.as_deref(), Some("Hm, 世界."), "{name}");
+        assert_eq!(message.content.as_deref(), Some("Ok 😀."), "{name}");
+        assert_eq!(message.tool_calls.unwrap()[0].function.arguments, "{\"n\": 5}", "{name}");
+        assert_eq!(reason, crate::openai::FinishReason::ToolCalls);
+    }
+}

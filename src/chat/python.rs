@@ -9,7 +9,9 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, escape_formatter};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-/// Gives an environment what templates take for granted, the `raise_exception` and `tojson` of transformers included.
+use super::clock;
+
+/// Gives an environment what templates take for granted, the functions and `tojson` of transformers included.
 pub(super) fn install(environment: &mut Environment<'_>) {
     // transformers renders chat templates with these two on.
     environment.set_trim_blocks(true);
@@ -17,6 +19,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(method);
     environment.set_formatter(format);
     environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", |format: &str| clock::strftime_now(format));
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", string);
     environment.add_filter("trim", trim);
@@ -119,7 +122,7 @@ impl Formatter for Indented<'_> {
 }
 
 /// `repr` of a finite float: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
-fn float(value: f64) -> String {
+pub(super) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
     match exponent.parse::<i32>() {

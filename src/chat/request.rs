@@ -2,13 +2,23 @@
 
 use serde_json::{Map, Value};
 
+use super::response_format::{ResponseFormat, response_format};
+use super::tools::{ToolChoice, tool_choice, tools};
+use super::{messages, refused};
+
 /// The conversation part of a chat request. The buyer's object is copied from, never changed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChatRequest {
-    /// The messages, each an object with a `role`.
+    /// The messages, each an object with a `role`, its `content` a text, arguments of calls as objects.
     pub messages: Vec<Value>,
-    /// Tool definitions, `None` when there are none.
+    /// Tool definitions, `None` when there are none or the buyer wants no calls. Only with them are calls read.
     pub tools: Option<Value>,
+    /// What the buyer says of calls. An answer is not held to `Required` and `Named` here.
+    pub tool_choice: ToolChoice,
+    /// Whether the answer has at most one call: `parallel_tool_calls` is false.
+    pub single_call: bool,
+    /// What the content must be. An answer is not held to it here.
+    pub response_format: ResponseFormat,
     /// Switches for the template, such as `enable_thinking`.
     pub template_kwargs: Map<String, Value>,
     /// Texts that end the answer; none is empty.
@@ -34,66 +44,69 @@ impl ChatRequest {
     /// Reads the conversation out of an OpenAI-shaped request.
     ///
     /// # Errors
-    /// When messages are missing, empty or no objects with a role, or `tools`, `stop` or `chat_template_kwargs` are of
-    /// another type than OpenAI's.
+    /// When messages are missing, empty or no messages, another field is of another type than OpenAI's, `tool_choice` does
+    /// not suit the tools, or a field asks for what is not served.
     pub fn parse(request: &Value) -> Result<Self, RequestError> {
-        let messages = match request.get("messages") {
-            Some(Value::Array(messages)) if !messages.is_empty() => messages,
-            Some(Value::Array(_)) => return Err(RequestError::new("messages is empty: send at least one message")),
-            Some(_) => return Err(RequestError::new("messages must be an array of messages")),
-            None => return Err(RequestError::new("messages is missing")),
-        };
+        refused::check(request)?;
+        let messages = messages::normalise(request.get("messages"))?;
+        let tools = tools(request.get("tools"))?;
+        let tool_choice = tool_choice(request.get("tool_choice"), tools.as_ref())?;
         Ok(Self {
-            messages: messages
-                .iter()
-                .enumerate()
-                .map(|(at, message)| normalise(at, message))
-                .collect::<Result<_, _>>()?,
-            tools: match request.get("tools") {
-                None | Some(Value::Null) => None,
-                Some(Value::Array(tools)) if tools.is_empty() => None,
-                Some(tools @ Value::Array(_)) => Some(tools.clone()),
-                Some(_) => return Err(RequestError::new("tools must be an array")),
-            },
-            template_kwargs: match request.get("chat_template_kwargs") {
-                None | Some(Value::Null) => Map::new(),
-                Some(Value::Object(kwargs)) => kwargs.clone(),
-                Some(_) => return Err(RequestError::new("chat_template_kwargs must be an object")),
-            },
+            messages,
+            tools: tools.filter(|_| tool_choice != ToolChoice::None),
+            tool_choice,
+            single_call: flag(request, "parallel_tool_calls")? == Some(false),
+            response_format: response_format(request.get("response_format"))?,
+            template_kwargs: template_kwargs(request)?,
             stop: stops(request.get("stop"))?,
         })
     }
+
+    /// Whether the buyer wants the answer in a form that a model keeps to only where it is made to.
+    #[must_use]
+    pub fn is_constrained(&self) -> bool {
+        self.response_format != ResponseFormat::Text
+            || matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
 }
 
-/// A message with its content as one text: templates want a string where OpenAI also allows parts.
-fn normalise(at: usize, message: &Value) -> Result<Value, RequestError> {
-    let wrong = |what: &str| RequestError::new(format!("messages[{at}] {what}"));
-    let fields = message.as_object().ok_or_else(|| wrong("must be an object"))?;
-    if !fields.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("has no role"));
+fn flag(request: &Value, key: &str) -> Result<Option<bool>, RequestError> {
+    match request.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(other) => Err(RequestError::new(format!("{key} must be true or false, not {other}"))),
     }
-    let content = match fields.get("content") {
-        None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let mut text = String::new();
-            for part in parts {
-                match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-                    (Some("text"), Some(piece)) => text.push_str(piece),
-                    (kind, _) => {
-                        let kind = kind.unwrap_or("unknown");
-                        return Err(wrong(&format!("has a content part of type {kind:?}; this model reads text only")));
-                    }
-                }
-            }
-            text
-        }
-        Some(_) => return Err(wrong("has a content that is neither text, parts nor null")),
-    };
-    let mut fields = fields.clone();
-    fields.insert("content".into(), Value::String(content));
-    Ok(Value::Object(fields))
 }
+
+/// The template's switches: those of `chat_template_kwargs`, and those that clients send beside it, which count less.
+fn template_kwargs(request: &Value) -> Result<Map<String, Value>, RequestError> {
+    let mut kwargs = match request.get("chat_template_kwargs") {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(kwargs)) => kwargs.clone(),
+        Some(_) => return Err(RequestError::new("chat_template_kwargs must be an object")),
+    };
+    let mut set = |key: &str, value: Value| {
+        kwargs.entry(key).or_insert(value);
+    };
+    if let Some(thinking) = flag(request, "enable_thinking")? {
+        set("enable_thinking", thinking.into());
+    }
+    match request.get("reasoning_effort") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(effort)) if effort == "none" => set("enable_thinking", false.into()),
+        Some(Value::String(effort)) if EFFORTS.contains(&effort.as_str()) => {
+            set("reasoning_effort", effort.as_str().into());
+        }
+        Some(other) => {
+            let known = EFFORTS.join(", ");
+            return Err(RequestError::new(format!("reasoning_effort is {other}; known are none, {known}")));
+        }
+    }
+    Ok(kwargs)
+}
+
+/// Degrees of thinking, least first, beside `none`.
+pub(super) const EFFORTS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
 
 fn stops(value: Option<&Value>) -> Result<Vec<String>, RequestError> {
     let wrong = || RequestError::new("stop must be a text or an array of texts");
@@ -128,16 +141,50 @@ mod tests {
     }
 
     #[test]
+    fn switches_come_from_two_places() {
+        let kwargs = |extra: Value| {
+            let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
+            request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            ChatRequest::parse(&request).map(|request| Value::Object(request.template_kwargs))
+        };
+        assert_eq!(kwargs(json!({"enable_thinking": false})).unwrap(), json!({"enable_thinking": false}));
+        assert_eq!(kwargs(json!({"reasoning_effort": "none"})).unwrap(), json!({"enable_thinking": false}));
+        assert_eq!(kwargs(json!({"reasoning_effort": "high"})).unwrap(), json!({"reasoning_effort": "high"}));
+        let both = json!({"enable_thinking": false, "chat_template_kwargs": {"enable_thinking": true, "z": 1}});
+        assert_eq!(kwargs(both).unwrap(), json!({"enable_thinking": true, "z": 1}));
+        for bad in
+            [json!({"enable_thinking": "no"}), json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 3})]
+        {
+            assert!(kwargs(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn without_leave_to_call_there_are_no_tools() {
+        let mut request = json!({"messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false});
+        let parsed = ChatRequest::parse(&request).unwrap();
+        assert!(parsed.tools.is_some() && parsed.single_call && !parsed.is_constrained());
+        request["tool_choice"] = json!("required");
+        assert!(ChatRequest::parse(&request).unwrap().is_constrained());
+        request["tool_choice"] = json!("none");
+        let parsed = ChatRequest::parse(&request).unwrap();
+        assert!(parsed.tools.is_none() && !parsed.is_constrained());
+        request["response_format"] = json!({"type": "json_object"});
+        assert!(ChatRequest::parse(&request).unwrap().is_constrained());
+    }
+
+    #[test]
     fn faults_say_where() {
         for (request, says) in [
             (json!({}), "messages is missing"),
             (json!({"messages": []}), "messages is empty"),
-            (json!({"messages": "hi"}), "must be an array"),
-            (json!({"messages": [{"role": "user", "content": "a"}, 7]}), "messages[1] must be an object"),
-            (json!({"messages": [{"content": "a"}]}), "messages[0] has no role"),
             (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "image_url"),
-            (json!({"messages": [{"role": "user", "content": 7}]}), "messages[0] has a content"),
             (json!({"messages": [{"role": "user"}], "tools": {}}), "tools must be"),
+            (json!({"messages": [{"role": "user"}], "tool_choice": "required"}), "no tools"),
+            (json!({"messages": [{"role": "user"}], "parallel_tool_calls": 0}), "parallel_tool_calls must be"),
+            (json!({"messages": [{"role": "user"}], "response_format": {}}), "response_format"),
+            (json!({"messages": [{"role": "user"}], "logit_bias": {"1": 5}}), "logit_bias is not served"),
             (json!({"messages": [{"role": "user"}], "stop": [1]}), "stop must be"),
             (json!({"messages": [{"role": "user"}], "stop": vec!["x"; 17]}), "17 texts"),
             (json!({"messages": [{"role": "user"}], "chat_template_kwargs": 1}), "chat_template_kwargs"),

@@ -1,5 +1,6 @@
 //! The checkpoint's chat template: Jinja text, rendered as Hugging Face's Python code would.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use minijinja::value::Value;
@@ -36,6 +37,10 @@ pub enum TemplateError {
 
 const NAME: &str = "chat";
 
+/// Instructions that one prompt may take, each some tens of nanoseconds. The Qwen3.6 template takes about a hundred a
+/// message, so this is for templates that do not come to an end.
+const FUEL: u64 = 50_000_000;
+
 impl ChatTemplate {
     /// Compiles a template.
     ///
@@ -44,7 +49,9 @@ impl ChatTemplate {
     pub fn new(source: &TemplateSource) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         python::install(&mut environment);
-        environment.add_template_owned(NAME, source.template.clone()).map_err(TemplateError::Syntax)?;
+        environment.set_fuel(Some(FUEL));
+        let text = without_generation_marks(&source.template).into_owned();
+        environment.add_template_owned(NAME, text).map_err(TemplateError::Syntax)?;
         Ok(Self { environment, bos_token: source.bos_token.clone(), eos_token: source.eos_token.clone() })
     }
 
@@ -68,6 +75,39 @@ impl ChatTemplate {
         let refused = |e: Error| RequestError::new(format!("the chat template refuses these messages: {}", reason(&e)));
         self.environment.get_template(NAME).and_then(|template| template.render(all)).map_err(refused)
     }
+}
+
+/// The template without `{% generation %}` and its end. Transformers has these tags to mark what a model is trained on;
+/// a block that is always taken leaves the text between them as it is, white space included.
+fn without_generation_marks(template: &str) -> Cow<'_, str> {
+    let mut out = String::new();
+    let mut rest = template;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let tag = &rest[start + 2..start + 2 + length];
+        let instead = match tag.trim_matches(['-', '+']).trim() {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => "",
+        };
+        // A tag's text may hold what looks like its end; then its rest is looked through as if it were text.
+        let end = start + length + 4;
+        if instead.is_empty() {
+            out.push_str(&rest[..end]);
+        } else {
+            let mark = |letter: Option<char>| {
+                letter.filter(|letter| matches!(letter, '-' | '+')).map_or("", |l| if l == '-' { "-" } else { "+" })
+            };
+            let (before, after) = (mark(tag.chars().next()), mark(tag.chars().next_back()));
+            out.push_str(&format!("{}{{%{before} {instead} {after}%}}", &rest[..start]));
+        }
+        rest = &rest[end..];
+    }
+    if out.is_empty() {
+        return Cow::Borrowed(template);
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
 }
 
 /// The template's own words where it raised, the renderer's otherwise.
@@ -137,6 +177,31 @@ mod tests {
             render("{{ enable_thinking }}{{ messages | length }}{{ add_generation_prompt }}", request).unwrap(),
             "False1True"
         );
+    }
+
+    #[test]
+    fn marks_of_training_change_nothing() {
+        let template = "{% for m in messages %}\n<a>\n  {%- generation -%}\n {{ m.content }} \n{%- endgeneration %}\n</a>\n{% endfor %}\
+            {% generation %}\nx\n{%endgeneration%}{# {% generation %} #}";
+        // As transformers' own tags have it.
+        assert_eq!(render(template, one("hi")).unwrap(), "<a>hi</a>\nx\n");
+        let plain = "{% if a %}{{ '{%' }}{% endif";
+        assert_eq!(without_generation_marks(plain), plain);
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_is_stopped() {
+        let nest = |inner: &str| format!("{{% for x in range(10000) %}}{inner}{{% endfor %}}");
+        let error = render(&nest(&nest(&nest(""))), one("x")).unwrap_err();
+        assert!(error.to_string().contains("fuel"), "{error}");
+        let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
+        assert!(render(recursive, one("x")).is_err());
+    }
+
+    #[test]
+    fn todays_date_may_stand_in_a_prompt() {
+        let text = render("{{ strftime_now('%d %b %Y') }}", one("x")).unwrap();
+        assert_eq!(text.split(' ').count(), 3, "{text}");
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub(super) fn service(
         tracing::warn!("the checkpoint names no end-of-turn token: every answer will run to its token limit");
     }
     Ok(Service {
-        chat: ChatModel::open(checkpoint)?,
+        chat: ChatModel::open(checkpoint)?.with_parsers(spec.reasoning_parser, spec.tool_call_parser),
         model: spec.name.clone(),
         model_root: checkpoint.model_root()?,
         end_ids,
@@ -182,6 +182,7 @@ pub(super) fn service(
             default_max_tokens,
             max_request: Duration::try_from_secs_f64(spec.max_request_s)?,
         },
+        greedy: false,
         topk: spec.toploc.k,
         preparing: Service::places(),
         backend,

@@ -55,7 +55,8 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
         BackendKind::Candle => load::candle(&checkpoint, &args.engine).await?,
         BackendKind::Sglang => load::sglang(&checkpoint, &args.serve, &spec, max_inflight).await?,
     };
-    let service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
+    let mut service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
+    service.greedy = args.greedy;
     let info = service.backend.info();
     tracing::info!(
         model = service.model,

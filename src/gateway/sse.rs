@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::buyer_error::BuyerError;
 use super::completions::{Exchange, Step};
-use crate::openai::{ChoiceLogprobs, Completion, Delta, FinishReason, Message, Piece, Usage};
+use crate::openai::{ChoiceLogprobs, Completion, Delta, FinishReason, Message, Piece, ToolCallDelta, Usage};
 
 /// Streams an answer. Waits for the leg's first word, so that a request which fails at once gets an HTTP error.
 ///
@@ -164,13 +164,7 @@ impl Feed {
 /// A whole message as one delta, for a miner that was asked to stream and did not.
 fn whole(message: Message) -> Delta {
     let tool_calls = message.tool_calls.map(|calls| {
-        // In a delta a call says which one it continues.
-        let indexed = calls.into_iter().enumerate().map(|(index, mut call)| {
-            if let Value::Object(call) = &mut call {
-                call.insert("index".to_owned(), index.into());
-            }
-            call
-        });
+        let indexed = (0..).zip(calls).map(|(index, call)| ToolCallDelta { index, ..call.into() });
         indexed.collect()
     });
     Delta { content: message.content, reasoning_content: message.reasoning_content, tool_calls }

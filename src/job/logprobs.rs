@@ -99,7 +99,7 @@ mod tests {
         let stop = crate::chat::ChatRequest { stop: vec!["ab".into()], ..Default::default() };
         let mut rng = ChaCha8Rng::seed_from_u64(8);
         for round in 0..500 {
-            let mut answer = model.answer(&stop);
+            let mut answer = model.answer(&stop, false);
             let mut entries = Entries::new(true);
             let (mut ids, mut pieces) = (Vec::new(), Vec::new());
             for _ in 0..rng.random_range(0..60) {

@@ -17,8 +17,8 @@ pub use self::request::JobRequest;
 
 use tokio::sync::Semaphore;
 
-use crate::backend::{Backend, GenerationEvent, GenerationRequest, StopReason, Timings};
-use crate::chat::{AnswerEnd, ChatModel, RequestError};
+use crate::backend::{Backend, GenerationEvent, GenerationRequest, SamplingParams, StopReason, Timings};
+use crate::chat::{AnswerEnd, ChatModel, Prompt, RequestError};
 use crate::openai::{Choice, Completion, Piece, Usage};
 use crate::proof::{DEFAULT_BATCH, Proof, ProofBuilder, ProofParams};
 use crate::protocol::{Commitment, ToplocCommitment};
@@ -38,6 +38,8 @@ pub struct Service {
     pub end_ids: Vec<u32>,
     /// What a request may ask for.
     pub limits: Limits,
+    /// Whether all answers are greedy, whatever a request says of sampling: so has the network's reference miner it.
+    pub greedy: bool,
     /// Points a proof.
     pub topk: usize,
     /// Prompts that may be rendered and tokenised at once; see [`Service::places`].
@@ -112,7 +114,7 @@ impl Service {
             prompt
         })
         .await;
-        let prompt = prompt.map_err(|fault| JobError::Fault(fault.to_string()))??.ids;
+        let Prompt { ids: prompt, in_thought, .. } = prompt.map_err(|fault| JobError::Fault(fault.to_string()))??;
         timings.prepare = started.elapsed();
         let max_tokens = self.max_tokens(request, prompt.len())?;
         let stop_ids: Vec<u32> = self.end_ids.iter().chain(&request.stop_ids).copied().collect();
@@ -120,7 +122,7 @@ impl Service {
             prompt: prompt.clone(),
             max_tokens,
             stop_ids: stop_ids.clone(),
-            sampling: request.sampling.clone(),
+            sampling: if self.greedy { SamplingParams::default() } else { request.sampling.clone() },
             logprobs: request.logprobs,
             stop: request.chat.stop.clone(),
             streamed: request.streamed,
@@ -128,7 +130,7 @@ impl Service {
         let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };
         let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;
         let mut proofs: Vec<Proof> = Vec::new();
-        let mut answer = self.chat.answer(&request.chat);
+        let mut answer = self.chat.answer(&request.chat, in_thought);
         let mut entries = Entries::new(request.logprobs.is_some());
         let mut output_ids: Vec<u32> = Vec::new();
         let mut cached_tokens = 0;

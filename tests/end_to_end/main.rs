@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests say what they expect by unwrapping it")]
 
+mod agent_loop;
 mod batching;
 mod cli;
 mod golden;
 mod logprobs;
 mod ranks;
+mod scripted_model;
 mod serving;
 mod site;
 mod verifying;

@@ -35,6 +35,30 @@ pub(crate) fn load(path: &Path) -> (Checkpoint, Arc<CandleBackend>) {
     (checkpoint, Arc::new(backend))
 }
 
+/// Starts a gateway and a worker of this service, and waits until all legs are live. The address is for buyers.
+pub(crate) async fn serve(service: Service) -> (GatewayHandle, WorkerHandle, String) {
+    let key = MinerKey::new("mk-test");
+    let mut config = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    config.legs = LEGS;
+    config.miner_key = Some(key.clone());
+    let gateway = Gateway::bind(config).await.unwrap();
+    let (handle, base, ws_url) = (gateway.handle(), gateway.http_url(), gateway.ws_url());
+    tokio::spawn(gateway.run(std::future::pending()));
+    let worker = WorkerConfig {
+        gateway: ws_url.clone(),
+        key,
+        identity: Identity::ephemeral("test"),
+        legs: ask_for_legs(&ws_url).await,
+        max_inflight: 6,
+        shutdown_grace: Duration::from_secs(5),
+    };
+    let worker = Worker::new(worker, service);
+    let worker_handle = worker.handle();
+    tokio::spawn(worker.run(std::future::pending()));
+    handle.wait_for_legs(LEGS).await;
+    (handle, worker_handle, base)
+}
+
 pub(crate) struct Site {
     pub(crate) gateway: GatewayHandle,
     pub(crate) worker: WorkerHandle,
@@ -50,13 +74,6 @@ impl Site {
         engy_miner::tls::install();
         let (checkpoint, backend) = load(&fixture("models/tiny-llama"));
         let spec = tiny_spec();
-        let key = MinerKey::new("mk-test");
-        let mut config = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        config.legs = LEGS;
-        config.miner_key = Some(key.clone());
-        let gateway = Gateway::bind(config).await.unwrap();
-        let (handle, base, ws_url) = (gateway.handle(), gateway.http_url(), gateway.ws_url());
-        tokio::spawn(gateway.run(std::future::pending()));
         let model_root = checkpoint.model_root().unwrap();
         let service = Service {
             chat: ChatModel::open(&checkpoint).unwrap(),
@@ -70,23 +87,13 @@ impl Site {
                 default_max_tokens: 16,
                 max_request: Duration::from_secs_f64(spec.max_request_s),
             },
+            greedy: false,
             topk: spec.toploc.k,
             preparing: Service::places(),
             backend: Arc::clone(&backend) as Arc<dyn Backend>,
         };
-        let worker = WorkerConfig {
-            gateway: ws_url.clone(),
-            key,
-            identity: Identity::ephemeral("test"),
-            legs: ask_for_legs(&ws_url).await,
-            max_inflight: 6,
-            shutdown_grace: Duration::from_secs(5),
-        };
-        let worker = Worker::new(worker, service);
-        let worker_handle = worker.handle();
-        tokio::spawn(worker.run(std::future::pending()));
-        handle.wait_for_legs(LEGS).await;
-        Self { gateway: handle, worker: worker_handle, backend, model_root, http: reqwest::Client::new(), base }
+        let (gateway, worker, base) = serve(service).await;
+        Self { gateway, worker, backend, model_root, http: reqwest::Client::new(), base }
     }
 
     pub(crate) async fn post(&self, body: &Value) -> reqwest::Response {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::scripted_backend::{END, HIDDEN, Run, ScriptedBackend};
 use super::scripted_gateway::chat;
 use super::site::{Setup, Site, TOPK};
-use crate::backend::StopReason;
+use crate::backend::{SamplingParams, StopReason};
 use crate::proof::{DEFAULT_BATCH, ProofParams, build_proofs};
 
 /// Asserts that a response commits to these ids, with the proofs of these rows, for the prompt that the backend saw.
@@ -61,6 +61,21 @@ async fn a_plain_serve_has_one_response_with_text_ids_and_proofs() {
     assert_committed(&response, &prompt, told);
     assert_eq!(site.count(|c| &c.answered), 1);
     site.assert_serves(&mut leg).await;
+}
+
+#[tokio::test]
+async fn a_greedy_worker_leaves_sampling_out_of_account() {
+    for greedy in [false, true] {
+        let mut site = Site::with(Setup { greedy, ..Setup::default() }).await;
+        let mut leg = site.gateway.live_leg().await;
+        let mut request = chat();
+        (request["temperature"], request["top_p"], request["seed"]) = (json!(0.7), json!(0.9), json!(5));
+        leg.serve_request("c", request, false).await;
+        let run = site.runs.next().await;
+        assert_eq!(run.request.sampling == SamplingParams::default(), greedy);
+        run.finish();
+        leg.response("c").await;
+    }
 }
 
 #[tokio::test]

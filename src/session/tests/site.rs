@@ -36,6 +36,7 @@ pub(super) struct Setup {
     pub(super) max_inflight: Option<usize>,
     pub(super) shutdown_grace: Duration,
     pub(super) max_request: Duration,
+    pub(super) greedy: bool,
     /// Dials that the gateway hangs up on.
     pub(super) rude: usize,
 }
@@ -47,6 +48,7 @@ impl Default for Setup {
             max_inflight: Some(4),
             shutdown_grace: TEST_PATIENCE,
             max_request: Duration::from_secs(1800),
+            greedy: false,
             rude: 0,
         }
     }
@@ -84,6 +86,7 @@ impl Setup {
                 default_max_tokens: 32,
                 max_request: self.max_request,
             },
+            greedy: self.greedy,
             topk: TOPK,
             preparing: Service::places(),
         }
