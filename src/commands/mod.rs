@@ -1,6 +1,7 @@
 //! The subcommands: one file each, wiring rooms together and talking to a person.
 
 mod bench;
+mod collectives;
 mod demo;
 mod gateway;
 mod load;
@@ -27,7 +28,8 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Verify(args) => verify::run(args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Plan(args) => plan::run(&args),
-        Command::Bench(BenchCommand::Engine(args)) => bench::engine(args).await,
+        Command::Bench(BenchCommand::Engine(args)) => bench::engine(*args).await,
+        Command::Bench(BenchCommand::Collectives(args)) => collectives::run(args).await,
     }
 }
 
