@@ -5,11 +5,14 @@
 // A benchmark prints its figures, and a failure in it is a failure to measure.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+mod noise;
+
 use std::hint::black_box;
 use std::time::Instant;
 
 use engy_miner::proof::{DEFAULT_BATCH, DEFAULT_TOPK, ProofBuilder, ProofParams};
 use half::bf16;
+use noise::Noise;
 
 const HIDDEN: usize = 2048;
 /// Rows a run covers: 64 batches, 8 MB, so the rows come from beyond the L2 cache as
@@ -81,26 +84,6 @@ fn sum(rows: &[bf16]) {
 
 /// Rows of one distribution, the same every time.
 fn rows(mut draw: impl FnMut(&mut Noise) -> f64) -> Vec<bf16> {
-    let mut noise = Noise(7);
+    let mut noise = Noise::new(7);
     (0..ROWS * HIDDEN).map(|_| bf16::from_f64(draw(&mut noise))).collect()
-}
-
-/// SplitMix64.
-struct Noise(u64);
-
-impl Noise {
-    /// Uniform in `(0, 1)`.
-    fn uniform(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ z >> 31) >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON
-    }
-
-    /// Standard normal, by Box and Muller.
-    fn gaussian(&mut self) -> f64 {
-        let radius = (-2.0 * self.uniform().ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.uniform()).cos()
-    }
 }

@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::backend::candle::{DeviceName, EngineOptions, Fp8Activations, KvDtype, SyntheticModel};
+use crate::backend::candle::{DeviceName, EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -171,6 +171,9 @@ pub struct EngineArgs {
     /// Who shares the model.
     #[command(flatten)]
     pub world: WorldArgs,
+    /// A drill for whoever watches over the miner: a rank that fails, such as 1:1000:panic, at its thousandth collective.
+    #[arg(long, value_name = "RANK:COLLECTIVE:KIND", hide = true)]
+    pub rank_fault: Option<RankFault>,
 }
 
 /// A world of ranks.
@@ -182,6 +185,9 @@ pub struct WorldArgs {
     /// Where the ranks run, one entry each: cpu for all, or a GPU for each, as in cuda:0,cuda:1 [default: all on the processor].
     #[arg(long, env = "ENGY_DEVICES", value_name = "DEVICE,...", value_delimiter = ',')]
     pub devices: Option<Vec<DeviceName>>,
+    /// How long a rank waits for the others before the program gives up and exits, seconds.
+    #[arg(long, env = "ENGY_COLLECTIVE_TIMEOUT", value_name = "SECONDS", default_value_t = EngineOptions::DEFAULT_COLLECTIVE_TIMEOUT.as_secs(), value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
+    pub collective_timeout: u64,
 }
 
 /// A form of activations in eight-bit products.

@@ -5,6 +5,7 @@
 //! its row, and a generation that goes on after its [`Generation`] was dropped.
 
 pub mod candle;
+pub mod sglang;
 
 use std::fmt;
 use std::time::Duration;

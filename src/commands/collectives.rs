@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::anyhow;
 
@@ -11,8 +12,13 @@ use crate::cli::BenchCollectivesArgs;
 pub(super) async fn run(args: BenchCollectivesArgs) -> anyhow::Result<ExitCode> {
     let devices = Devices::new(args.world.devices.as_deref(), args.world.tp_size)?;
     devices.find()?;
-    let measurement =
-        Measurement { rows: args.rows, columns: args.columns, samples: args.samples, in_a_row: args.in_a_row };
+    let measurement = Measurement {
+        rows: args.rows,
+        columns: args.columns,
+        samples: args.samples,
+        in_a_row: args.in_a_row,
+        patience: Duration::from_secs(args.world.collective_timeout),
+    };
     // The library's errors carry where in it they arose, which is nothing for a person: their text alone does.
     let times = tokio::task::spawn_blocking(move || measurement.run(&devices).map_err(|error| anyhow!("{error}")));
     let times = times.await??;

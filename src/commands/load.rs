@@ -44,6 +44,8 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
         state_cache_bytes: args.state_cache_bytes,
         fp8_activations: args.fp8_activations.into(),
         ranks: args.world.tp_size,
+        collective_timeout: Duration::from_secs(args.world.collective_timeout),
+        rank_fault: args.rank_fault,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
     })

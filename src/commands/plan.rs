@@ -74,10 +74,11 @@ fn flags(found: &EngineOptions, given: &EngineOptions) -> Vec<String> {
 }
 
 fn table(plan: &MemoryPlan, options: &EngineOptions, contexts: &Contexts) -> String {
+    let over = if plan.ranks.len() > 1 { ", over all ranks" } else { "" };
     let mut lines = vec![
-        row("weights", plan.weights_bytes, &plan.architecture),
-        row("keys and values", plan.kv_bytes_per_token, "a token"),
-        row("state", plan.state_bytes_per_sequence, "a sequence, whatever its length"),
+        row("weights", plan.weights_bytes, &format!("{}{over}", plan.architecture)),
+        row("keys and values", plan.kv_bytes_per_token, &format!("a token{over}")),
+        row("state", plan.state_bytes_per_sequence, &format!("a sequence, whatever its length{over}")),
         String::new(),
         row(
             "cache",

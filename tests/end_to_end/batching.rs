@@ -89,11 +89,11 @@ async fn forty_requests_in_a_cache_too_small_for_them_get_what_they_get_alone() 
     }
 }
 
-/// The same over two ranks, which add in an order of their own, but always the same one.
+/// The same over several ranks, which add in an order of their own, but always the same one.
 #[tokio::test(flavor = "multi_thread")]
-async fn forty_requests_over_two_ranks_get_what_they_get_alone() {
-    for (model, seed) in [("tiny-llama", 6), ("tiny-qwen3_5_moe-f32", 7)] {
-        crowd_together(model, seed, KvDtype::F32, 2).await;
+async fn forty_requests_over_several_ranks_get_what_they_get_alone() {
+    for (model, seed, ranks) in [("tiny-llama", 6, 4), ("tiny-qwen3_5_moe-f32", 7, 2), ("tiny-qwen3_moe", 8, 4)] {
+        crowd_together(model, seed, KvDtype::F32, ranks).await;
     }
 }
 
@@ -145,9 +145,10 @@ async fn crowd_together(model: &str, seed: u64, kv_dtype: KvDtype, ranks: usize)
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_reads_only_what_is_new_and_says_how_much_was_known() {
-    for model in MODELS {
-        let cached = open(model, &EngineOptions { max_total_tokens: Some(2048), ..EngineOptions::default() });
-        let plain = open(model, &alone(KvDtype::F32));
+    let over_ranks = [("tiny-llama", 4), ("tiny-qwen3_5_moe-f32", 2)];
+    for (model, ranks) in MODELS.into_iter().map(|model| (model, 1)).chain(over_ranks) {
+        let cached = open(model, &EngineOptions { max_total_tokens: Some(2048), ranks, ..EngineOptions::default() });
+        let plain = open(model, &EngineOptions { ranks, ..alone(KvDtype::F32) });
         let mut conversations = vec![vec![5_u32; 40]];
         let mut known: HashMap<Vec<u32>, ()> = HashMap::new();
         for turn in 0..4_u32 {

@@ -6,6 +6,7 @@ mod batching;
 mod cli;
 mod golden;
 mod logprobs;
+mod ranks;
 mod serving;
 mod site;
 mod verifying;

@@ -34,8 +34,8 @@ use self::model::config::DecoderConfig;
 use self::model::decoder::Decoder;
 use self::model::shards::Shard;
 use self::model::tensors::tensors;
-pub use self::parallel::{CollectiveTime, Measurement};
-use self::parallel::{Communicator, MakeRunner, Ranks, Solo, greet};
+pub use self::parallel::{CollectiveTime, FaultKind, Measurement, RankFault};
+use self::parallel::{Communicator, Drilled, MakeRunner, Ranks, Solo, greet};
 use self::plan::{BLOCK_TOKENS, StepError, StepOutput, StepPlan, StepRunner};
 use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;
@@ -69,6 +69,10 @@ pub struct EngineOptions {
     pub fp8_activations: Fp8Activations,
     /// Ranks that share the model, each with its part of the weights.
     pub ranks: usize,
+    /// How long a rank waits for the others within a step before the world is given up.
+    pub collective_timeout: Duration,
+    /// A fault that one of the ranks shall have: a drill.
+    pub rank_fault: Option<RankFault>,
 }
 
 /// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
@@ -105,6 +109,9 @@ impl EngineOptions {
     /// used, so an idle engine does not hold it.
     pub const DEFAULT_CACHE_BYTES: u64 = 2 << 30;
 
+    /// Default patience among ranks: longer than the longest step on the slowest machine, and short enough that buyers still wait.
+    pub const DEFAULT_COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
+
     /// Default room for snapshots: sixteen of Qwen3.6's. Taken from the system when first used, too.
     pub const DEFAULT_STATE_CACHE_BYTES: u64 = 1 << 30;
 }
@@ -123,13 +130,11 @@ impl Default for EngineOptions {
             state_cache_bytes: Self::DEFAULT_STATE_CACHE_BYTES,
             fp8_activations: Fp8Activations::default(),
             ranks: 1,
+            collective_timeout: Self::DEFAULT_COLLECTIVE_TIMEOUT,
+            rank_fault: None,
         }
     }
 }
-
-/// How long a rank waits for the others within a step: longer than the longest step on the slowest machine, and short enough
-/// that buyers still wait.
-const COLLECTIVE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A model in this process.
 #[derive(Debug, Clone)]
@@ -196,7 +201,7 @@ impl CandleBackend {
                 let runner = ModelRunner::new(model, &config, size, Solo, &Device::Cpu);
                 Box::new(runner.map_err(out_of_memory)?)
             }
-            world => Box::new(ranks(&config, weights, size, world)?),
+            world => Box::new(ranks(&config, weights, size, world, options)?),
         };
         let engine =
             engine::start(runner, EngineConfig { scheduler, hidden: config.hidden, vocab: config.vocab, context })
@@ -225,21 +230,24 @@ fn ranks(
     weights: &dyn WeightSource,
     size: MemorySize,
     world: usize,
+    options: &EngineOptions,
 ) -> Result<Ranks, LoadError> {
     let own = config.of_a_rank(world)?;
     let tensors = tensors(config, weights.contains("lm_head.weight"));
     let threads = (rayon::current_num_threads() / world).max(1);
-    let comms = parallel::world(world, COLLECTIVE_PATIENCE);
+    let comms = parallel::world(world, options.collective_timeout);
     let makers = comms.into_iter().map(|comm| {
         let shard = Shard { rank: comm.rank(), world: comm.world() };
         let part = ShardedWeights::new(weights, shard, &tensors);
         let model = Decoder::load(&own, &part, shard, &Device::Cpu)?;
         let own = own.clone();
+        let comm = Drilled::new(comm, options.rank_fault);
         let make: MakeRunner<LoadError> = Box::new(move |_| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             let pool = pool.map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
             let first_meeting = greet(&comm, &[own.hidden, own.layers, own.vocab, size.blocks], &Device::Cpu);
-            first_meeting.map_err(|error| LoadError::Start(format!("ranks cannot start: {error}")))?;
+            first_meeting
+                .map_err(|error| LoadError::Start(format!("ranks cannot start: rank {}: {error}", comm.rank())))?;
             let runner = ModelRunner::new(model, &own, size, comm, &Device::Cpu).map_err(out_of_memory)?;
             Ok(Box::new(Pooled { pool, runner }) as Box<dyn StepRunner>)
         });

@@ -9,7 +9,6 @@ use serde::Serialize;
 use super::ranks::LAST_WORDS;
 use super::seats::Seat;
 use super::{Communicator, greet, seats};
-use crate::backend::candle::COLLECTIVE_PATIENCE;
 use crate::backend::candle::device::Devices;
 
 /// Samples of each kind before those that count: they load kernels, and NCCL connects ranks for a size when it first comes.
@@ -26,6 +25,8 @@ pub struct Measurement {
     pub samples: usize,
     /// Collectives that a sample queues before it waits, as a step does.
     pub in_a_row: usize,
+    /// How long a rank waits for the others.
+    pub patience: Duration,
 }
 
 /// What a collective of one size takes.
@@ -55,7 +56,7 @@ impl Measurement {
     /// # Errors
     /// When a device is missing, or a rank fails.
     pub fn run(&self, devices: &Devices) -> Result<Vec<CollectiveTime>> {
-        let seats = seats(devices, COLLECTIVE_PATIENCE)?;
+        let seats = seats(devices, self.patience)?;
         let ranks = seats.len();
         let (outbox, inbox) = mpsc::channel();
         for (rank, seat) in seats.into_iter().enumerate() {
@@ -153,9 +154,11 @@ const COLLECTIVES: [(&str, Collective); 2] = [
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     #[test]
     fn every_kind_is_measured_on_every_number_of_ranks() {
-        let measurement = Measurement { rows: vec![1, 3], columns: 8, samples: 10, in_a_row: 2 };
+        let measurement = Measurement { rows: vec![1, 3], columns: 8, samples: 10, in_a_row: 2, patience: PATIENCE };
         for ranks in [1, 2, 3] {
             let times = measurement.run(&Devices::Cpu(ranks)).unwrap();
             let kinds: Vec<_> = times.iter().map(|t| (t.collective, t.rows, t.bytes)).collect();
@@ -187,7 +190,7 @@ mod tests {
     #[test]
     fn a_missing_gpu_is_one_line() {
         let gpus = Devices::Cuda(vec![63]);
-        let measurement = Measurement { rows: vec![1], columns: 8, samples: 1, in_a_row: 1 };
+        let measurement = Measurement { rows: vec![1], columns: 8, samples: 1, in_a_row: 1, patience: PATIENCE };
         let reason = measurement.run(&gpus).unwrap_err().to_string();
         assert!(reason.contains(&gpus.find().unwrap_err().to_string()), "{reason}");
     }

@@ -3,6 +3,7 @@
 //! A rank is one thread with its shard of the weights and its part of the layers' memory. The scheduler gives all of them the same
 //! plan; within a step they meet in [`Communicator`]'s collectives, and rank 0 answers.
 
+mod drill;
 mod measure;
 #[cfg(feature = "nccl")]
 mod nccl;
@@ -13,6 +14,8 @@ mod threads;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
+pub(super) use drill::Drilled;
+pub use drill::{FaultKind, RankFault};
 pub use measure::{CollectiveTime, Measurement};
 pub(super) use ranks::{MakeRunner, Ranks};
 use seats::seats;

@@ -33,12 +33,11 @@ impl Ranks {
         refused: impl Fn(String) -> E,
     ) -> Result<Self, E> {
         let (outbox, answers) = mpsc::channel();
-        let mut made = Vec::new();
+        let (ready, made) = mpsc::channel();
         let mut world = Self { plans: Vec::new(), answers, threads: Vec::new(), failed: None };
         for (number, make) in makers.into_iter().enumerate() {
             let (plans, inbox) = mpsc::channel::<Arc<StepPlan>>();
-            let (ready, is_made) = mpsc::channel();
-            let outbox = outbox.clone();
+            let (outbox, ready) = (outbox.clone(), ready.clone());
             let work = move || {
                 let mut runner = match make(number) {
                     Ok(runner) => {
@@ -47,6 +46,8 @@ impl Ranks {
                     }
                     Err(error) => return drop(ready.send(Err(error))),
                 };
+                // Whoever waits for the others to be made must not wait for this one.
+                drop(ready);
                 for plan in inbox {
                     let answer = catch_unwind(AssertUnwindSafe(|| runner.run(&plan)));
                     let answer = answer.unwrap_or_else(|_| Err(StepError::fatal("a fault of this program".into())));
@@ -59,14 +60,17 @@ impl Ranks {
             let thread = std::thread::Builder::new().name(format!("rank-{number}")).spawn(work);
             world.threads.push(thread.map_err(|error| refused(format!("rank {number}: {error}")))?);
             world.plans.push(plans);
-            made.push(is_made);
         }
-        for (number, made) in made.into_iter().enumerate() {
-            match made.recv() {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(error),
-                Err(mpsc::RecvError) => return Err(refused(format!("rank {number} died while it started"))),
-            }
+        drop(ready);
+        for _ in 0..world.plans.len() {
+            // The first that fails is the reason: the others fail since it does not come, or hang, and are not waited for.
+            let failure = match made.recv() {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error,
+                Err(mpsc::RecvError) => refused("one of them died while it started".into()),
+            };
+            world.failed = Some("it did not start".into());
+            return Err(failure);
         }
         Ok(world)
     }
@@ -200,6 +204,30 @@ mod tests {
                 assert!(error.fatal && error.reason.contains(named), "{fault:?}: {error:?}");
             }
             assert!(began.elapsed() < Duration::from_secs(10), "{fault:?}");
+        }
+    }
+
+    /// Its maker died, or never comes back: the others find out, and nobody waits for ever.
+    #[test]
+    fn a_rank_that_is_lost_while_it_starts_is_the_worlds_error() {
+        for hangs in [false, true] {
+            let comms = world(2, Duration::from_millis(20));
+            let makers = comms.into_iter().map(|comm| {
+                let make: MakeRunner<String> = Box::new(move |number| {
+                    if number == 0 && hangs {
+                        loop {
+                            std::thread::park();
+                        }
+                    } else if number == 0 {
+                        std::panic::resume_unwind(Box::new("a fault"));
+                    }
+                    comm.barrier().map_err(|error| error.to_string())?;
+                    Ok(Box::new(Scripted { comm, steps: 0, fault: None }) as Box<dyn StepRunner>)
+                });
+                make
+            });
+            let reason = Ranks::start(makers.collect(), |reason| reason).err().unwrap();
+            assert!(reason.contains("rank 0 has ended") || reason.contains("rank 1 waited"), "{reason}");
         }
     }
 

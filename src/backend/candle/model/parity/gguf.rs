@@ -3,7 +3,7 @@
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{Device, Tensor};
 
-use super::{Golden, check, fixture};
+use super::{Golden, Settings, check_with, fixture};
 use crate::checkpoint::Checkpoint;
 
 /// The llama fixture as llama.cpp's converter would write it: renamed, query and key rows interleaved, rotation factors
@@ -13,7 +13,10 @@ fn a_gguf_of_the_llama_fixture_agrees_with_the_same_goldens() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.gguf");
     write_gguf(&path);
-    check(&Checkpoint::open(&path).unwrap(), &Golden::load("tiny-llama", "f32"), 512);
+    let (checkpoint, golden) = (Checkpoint::open(&path).unwrap(), Golden::load("tiny-llama", "f32"));
+    for ranks in [1, 2, 4] {
+        check_with(&checkpoint, &golden, Settings { ranks, ..Settings::default() });
+    }
 }
 
 fn write_gguf(path: &std::path::Path) {

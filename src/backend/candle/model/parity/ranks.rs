@@ -4,6 +4,7 @@ use super::hybrid::{BF16, F32, FP8, open};
 use super::*;
 use crate::backend::candle::kernels::Matrix;
 use crate::backend::candle::model::shards::Split;
+use crate::backend::candle::model::tensors::TensorSpec;
 use crate::backend::candle::weights::{LoadError, SyntheticWeights};
 
 /// Fixtures, and over how many ranks they split.
@@ -58,7 +59,7 @@ fn rows(weights: &dyn WeightSource, name: &str, shape: &[usize]) -> Result<Vec<V
     })
 }
 
-/// The parts of all ranks, put together again by the rule, are the tensor.
+/// The parts of all ranks, put together again by the rule, are the tensor, and its scales with it.
 #[test]
 fn every_tensors_parts_put_together_are_the_tensor() {
     let mut seen = 0;
@@ -66,53 +67,81 @@ fn every_tensors_parts_put_together_are_the_tensor() {
         let checkpoint = open(model);
         let config = DecoderConfig::read(&checkpoint).unwrap();
         let weights = weights::open(&checkpoint, config.gguf_heads(), Fp8Activations::default(), &|_, _| {}).unwrap();
-        let tensors = tensors(&config, weights.contains("lm_head.weight"));
-        for (&world, spec) in worlds.iter().flat_map(|world| tensors.iter().map(move |spec| (world, spec))) {
-            let Ok(whole) = rows(weights.as_ref(), &spec.name, &spec.shape) else {
-                // Fused experts have no tensors of their own; the goldens show that their parts are right.
-                assert!(spec.name.contains(".experts."), "{}", spec.name);
-                continue;
-            };
-            let parts: Vec<Vec<Vec<f32>>> = (0..world)
-                .map(|rank| {
-                    let part = ShardedWeights::new(weights.as_ref(), Shard { rank, world }, &tensors);
-                    rows(&part, &spec.name, &spec.split.shape(&spec.shape, world, None).unwrap()).unwrap()
-                })
-                .collect();
-            let vector = spec.shape.len() == 1;
-            let together: Vec<Vec<f32>> = match &spec.split {
-                Split::Replicated => {
-                    assert!(parts.iter().all(|part| part == &whole), "{model}: {}", spec.name);
-                    whole.clone()
-                }
-                // A vector's values stand in one row.
-                Split::Rows(_) if vector => vec![parts.iter().flat_map(|part| part[0].clone()).collect()],
-                Split::Rows(kinds) => {
-                    let mut together = Vec::new();
-                    let mut first = 0;
-                    for kind in kinds {
-                        // Where there are fewer units than ranks, neighbours hold the same.
-                        let copies = (world / kind.units.count.max(1)).max(1);
-                        let own = kind.rows * copies / world;
-                        for part in parts.iter().step_by(copies) {
-                            together.extend_from_slice(&part[first..first + own]);
-                        }
-                        for pair in parts.chunks(copies) {
-                            assert!(pair.iter().all(|part| part[first..first + own] == pair[0][first..first + own]));
-                        }
-                        first += own;
-                    }
-                    together
-                }
-                Split::Columns(_) => (0..whole.len())
-                    .map(|row| parts.iter().flat_map(|part| part[row].iter().copied()).collect())
-                    .collect(),
-            };
-            assert_eq!(together, whole, "{model}: {} over {world}", spec.name);
-            seen += 1;
-        }
+        seen += check_parts(model, weights.as_ref(), &config, worlds);
     }
     assert!(seen > 300, "{seen} tensors");
+    let weights = SyntheticWeights::new(0, Fp8Activations::default(), &|_, _| {});
+    for config in wide_models() {
+        let seen = check_parts(&config.architecture, &weights, &config, &[2, 4]);
+        assert_eq!(seen, 2 * tensors(&config, false).len(), "{}", config.architecture);
+    }
+}
+
+/// Checks all tensors of a model over these numbers of ranks; how many were there.
+fn check_parts(model: &str, weights: &dyn WeightSource, config: &DecoderConfig, worlds: &[usize]) -> usize {
+    let mut seen = 0;
+    let tensors = tensors(config, weights.contains("lm_head.weight"));
+    for (&world, spec) in worlds.iter().flat_map(|world| tensors.iter().map(move |spec| (world, spec))) {
+        let Ok(whole) = rows(weights, &spec.name, &spec.shape) else {
+            // Fused experts have no tensors of their own; the goldens show that their parts are right.
+            assert!(spec.name.contains(".experts."), "{}", spec.name);
+            continue;
+        };
+        let parts: Vec<Vec<Vec<f32>>> = (0..world)
+            .map(|rank| {
+                let part = ShardedWeights::new(weights, Shard { rank, world }, &tensors);
+                rows(&part, &spec.name, &spec.split.shape(&spec.shape, world, None).unwrap()).unwrap()
+            })
+            .collect();
+        assert_eq!(together(&parts, spec, &whole), whole, "{model}: {} over {world}", spec.name);
+        seen += 1;
+    }
+    seen
+}
+
+/// What the parts of a tensor make, by its rule.
+fn together(parts: &[Vec<Vec<f32>>], spec: &TensorSpec, whole: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let world = parts.len();
+    match &spec.split {
+        Split::Replicated => {
+            assert!(parts.iter().all(|part| part == whole), "{}", spec.name);
+            whole.to_vec()
+        }
+        // A vector's values stand in one row.
+        Split::Rows(_) if spec.shape.len() == 1 => vec![parts.iter().flat_map(|part| part[0].clone()).collect()],
+        Split::Rows(kinds) => {
+            let mut together = Vec::new();
+            let mut first = 0;
+            for kind in kinds {
+                // Where there are fewer units than ranks, neighbours hold the same.
+                let copies = (world / kind.units.count.max(1)).max(1);
+                let own = kind.rows * copies / world;
+                for part in parts.iter().step_by(copies) {
+                    together.extend_from_slice(&part[first..first + own]);
+                }
+                for pair in parts.chunks(copies) {
+                    assert!(pair.iter().all(|part| part[first..first + own] == pair[0][first..first + own]));
+                }
+                first += own;
+            }
+            together
+        }
+        Split::Columns(_) => {
+            (0..whole.len()).map(|row| parts.iter().flat_map(|part| part[row].iter().copied()).collect()).collect()
+        }
+    }
+}
+
+/// Models of every architecture, each rank of four with whole squares of 128 weights.
+fn wide_models() -> [DecoderConfig; 4] {
+    let dense = |kind: &str| {
+        serde_json::json!({"model_type": kind, "vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 512, "hidden_act": "silu",
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 1e4, "num_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 512, "norm_topk_prob": true, "tie_word_embeddings": false})
+    };
+    let read = |kind| DecoderConfig::read_json(&dense(kind)).unwrap();
+    [read("llama"), read("qwen3"), read("qwen3_moe"), wide()]
 }
 
 /// A model of Qwen3.6's kind with every width a multiple of what four ranks need: heads of one square each.
@@ -127,15 +156,18 @@ fn wide() -> DecoderConfig {
     DecoderConfig::read_json(&config).unwrap()
 }
 
-/// Block-FP8 over two and four ranks: a prompt's rows and a greedy answer.
+/// Over two and four ranks, the last in block-FP8: a prompt's rows and a greedy answer.
 #[test]
-fn eight_bit_weights_over_ranks_are_those_of_one_rank() {
-    let config = wide();
+fn wide_models_of_every_architecture_over_ranks_are_those_of_one_rank() {
+    wide_models().iter().for_each(over_ranks_as_over_one);
+}
+
+fn over_ranks_as_over_one(config: &DecoderConfig) {
     let weights = SyntheticWeights::new(0, Fp8Activations::default(), &|_, _| {});
-    let prompt: Vec<u32> = (0..70).map(|at| at * 37 % 512).collect();
+    let prompt: Vec<u32> = (0..70).map(|at| at * 37 % config.vocab as u32).collect();
     let run = |ranks| {
         let settings = Settings { ranks, prefill_chunk: 23, ..Settings::default() };
-        let mut machine = Machine::of_weights(&weights, &config, settings);
+        let mut machine = Machine::of_weights(&weights, config, settings);
         machine.scheduler.submit(0, prompt.clone(), prompt.len(), Wanted::RowsFrom(0)).unwrap();
         machine.scheduler.submit(1, prompt.clone(), prompt.len() + STEPS, Wanted::Next).unwrap();
         let mut answers = machine.run(STEPS);
