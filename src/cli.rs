@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::backend::candle::{EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
+use crate::backend::candle::{DeviceName, EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
 use crate::backend::sglang::SglangOptions;
 use crate::gateway;
 use crate::protocol::MinerKey;
@@ -57,7 +57,13 @@ pub enum BenchCommand {
     ///
     /// Prompts are random and all different. A figure is the median of --repeats runs; runs with and without proofs take
     /// turns, so that a noisy machine disturbs both alike.
-    Engine(BenchEngineArgs),
+    Engine(Box<BenchEngineArgs>),
+    /// Collectives: what ranks take to add up their tensors, and to put them side by side, by size.
+    ///
+    /// Over NCCL on GPUs and in memory on the processor. A step of a model adds up after its embedding and twice a layer: its time
+    /// over several ranks holds so many of these. With --json, each line's keys are collective, over (threads or nccl), ranks,
+    /// rows, columns, bytes (of the f32 tensor that each rank brings), median_us and p99_us (microseconds a collective).
+    Collectives(BenchCollectivesArgs),
 }
 
 /// `engy-miner bench engine`
@@ -91,6 +97,29 @@ pub struct BenchEngineArgs {
     /// Runs of each kind.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_most::<usize>(1000))]
     pub repeats: usize,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `engy-miner bench collectives`
+#[derive(Debug, Args)]
+pub struct BenchCollectivesArgs {
+    /// Who meets.
+    #[command(flatten)]
+    pub world: WorldArgs,
+    /// Rows of the tensors: tokens of a step; several values are measured one after the other.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8,64,512", value_parser = at_most::<usize>(1 << 16))]
+    pub rows: Vec<usize>,
+    /// Columns: the model's hidden size.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_most::<usize>(1 << 20))]
+    pub columns: usize,
+    /// Samples of each size.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_most::<usize>(100_000))]
+    pub samples: usize,
+    /// Collectives that a sample asks for before it waits: several hide what the waiting itself takes, as in a step.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_most::<usize>(10_000))]
+    pub in_a_row: usize,
     /// Print one JSON object a line.
     #[arg(long)]
     pub json: bool,
@@ -144,18 +173,26 @@ pub struct EngineArgs {
     /// eight bits.
     #[arg(long, env = "ENGY_FP8_ACTIVATIONS", value_enum, default_value_t = ActivationDtype::None)]
     pub fp8_activations: ActivationDtype,
-    /// Ranks that share the model, each with a part of the weights and of the processor's threads (tensor parallelism).
-    #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
-    pub tp_size: usize,
-    /// Where the ranks run, one entry each [default: all on the processor].
-    #[arg(long, env = "ENGY_DEVICES", value_name = "DEVICE,...", value_delimiter = ',')]
-    pub devices: Option<Vec<String>>,
-    /// How long a rank waits for the others before the miner gives up and exits, seconds.
-    #[arg(long, env = "ENGY_COLLECTIVE_TIMEOUT", value_name = "SECONDS", default_value_t = EngineOptions::DEFAULT_COLLECTIVE_TIMEOUT.as_secs(), value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
-    pub collective_timeout: u64,
+    /// Who shares the model.
+    #[command(flatten)]
+    pub world: WorldArgs,
     /// A drill for whoever watches over the miner: a rank that fails, such as 1:1000:panic, at its thousandth collective.
     #[arg(long, value_name = "RANK:COLLECTIVE:KIND", hide = true)]
     pub rank_fault: Option<RankFault>,
+}
+
+/// A world of ranks.
+#[derive(Debug, Args)]
+pub struct WorldArgs {
+    /// Ranks that share the model, each with a part of the weights and of the processor's threads (tensor parallelism).
+    #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
+    pub tp_size: usize,
+    /// Where the ranks run, one entry each: cpu for all, or a GPU for each, as in cuda:0,cuda:1 [default: all on the processor].
+    #[arg(long, env = "ENGY_DEVICES", value_name = "DEVICE,...", value_delimiter = ',')]
+    pub devices: Option<Vec<DeviceName>>,
+    /// How long a rank waits for the others before the program gives up and exits, seconds.
+    #[arg(long, env = "ENGY_COLLECTIVE_TIMEOUT", value_name = "SECONDS", default_value_t = EngineOptions::DEFAULT_COLLECTIVE_TIMEOUT.as_secs(), value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
+    pub collective_timeout: u64,
 }
 
 /// A form of activations in eight-bit products.

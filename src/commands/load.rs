@@ -7,7 +7,9 @@ use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::Backend;
-use crate::backend::candle::{CandleBackend, EngineOptions, LoadError, ProgressFn, SyntheticModel};
+use crate::backend::candle::{
+    CandleBackend, DeviceError, Devices, EngineOptions, LoadError, ProgressFn, SyntheticModel,
+};
 use crate::backend::sglang::{Expected, ServedModel, SglangBackend, SglangOptions};
 use crate::chat::{ChatModel, ChatRequest};
 use crate::checkpoint::Checkpoint;
@@ -27,17 +29,14 @@ pub(super) fn spec(args: &ModelArgs, default: &str) -> anyhow::Result<ModelSpec>
     Ok(spec)
 }
 
+/// The devices by their flags.
+fn devices(args: &EngineArgs) -> Result<Devices, DeviceError> {
+    Devices::new(args.world.devices.as_deref(), args.world.tp_size)
+}
+
 /// The engine's options by its flags.
 pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
-    if let Some(devices) = &args.devices {
-        let (ranks, count) = (args.tp_size, devices.len());
-        if let Some(other) = devices.iter().find(|device| *device != "cpu") {
-            bail!("--devices names {other:?}: this build computes on the processor alone; write cpu");
-        }
-        if count != ranks {
-            bail!("--devices names {count} and --tp-size says {ranks}: each rank has one device");
-        }
-    }
+    devices(args)?;
     Ok(EngineOptions {
         max_running: args.max_running_requests,
         prefill_chunk: args.chunked_prefill_size,
@@ -45,8 +44,8 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
         prefix_tokens: args.prefix_cache_tokens,
         state_cache_bytes: args.state_cache_bytes,
         fp8_activations: args.fp8_activations.into(),
-        ranks: args.tp_size,
-        collective_timeout: Duration::from_secs(args.collective_timeout),
+        ranks: args.world.tp_size,
+        collective_timeout: Duration::from_secs(args.world.collective_timeout),
         rank_fault: args.rank_fault,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
@@ -55,6 +54,7 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
 
 /// Loads the candle backend, off the async threads.
 pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
+    devices(args)?.for_models()?;
     let (options, checkpoint) = (options(args)?, checkpoint.clone());
     let path = checkpoint.path();
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -125,6 +125,7 @@ pub(super) async fn sglang(
 
 /// The candle backend with random weights, for benchmarks.
 pub(super) async fn synthetic(model: SyntheticModel, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
+    devices(args)?.for_models()?;
     let options = options(args)?;
     shown("random weights".into(), move |progress| CandleBackend::synthetic(&model, &options, progress)).await
 }

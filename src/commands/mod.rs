@@ -1,6 +1,7 @@
 //! The subcommands: one file each, wiring rooms together and talking to a person.
 
 mod bench;
+mod collectives;
 mod demo;
 mod doctor;
 mod gateway;
@@ -29,7 +30,8 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => demo::run(args).await,
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(args).await,
-        Command::Bench(BenchCommand::Engine(args)) => bench::engine(args).await,
+        Command::Bench(BenchCommand::Engine(args)) => bench::engine(*args).await,
+        Command::Bench(BenchCommand::Collectives(args)) => collectives::run(args).await,
     }
 }
 

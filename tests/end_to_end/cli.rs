@@ -79,10 +79,13 @@ fn flags_that_cannot_be_used() {
     fails_with(mine(&llama, dir.path()).args(["--worker-name", "../x"]).output().unwrap(), "worker name");
     fails_with(mine(&llama, dir.path()).args(["--max-request-s", "nan"]).output().unwrap(), "--max-request-s");
     fails_with(mine(&llama, dir.path()).args(["--tp-size", "3"]).output().unwrap(), "does not split over 3 ranks");
-    fails_with(
-        mine(&llama, dir.path()).args(["--devices", "cuda:0"]).output().unwrap(),
-        "computes on the processor alone",
-    );
+    let no_gpu = match cfg!(feature = "cuda") {
+        // Whatever the machine lacks, or else the layers do.
+        true => "cpu",
+        false => "computes on the processor alone",
+    };
+    fails_with(mine(&llama, dir.path()).args(["--devices", "cuda:0"]).output().unwrap(), no_gpu);
+    fails_with(engy_miner(&["bench", "collectives", "--devices", "cpu,cpu"]).output().unwrap(), "--tp-size says 1");
     fails_with(mine(&llama, dir.path()).args(["--devices", "cpu,cpu"]).output().unwrap(), "--tp-size says 1");
     let plan = |checkpoint: &Path, more: &[&str]| {
         engy_miner(&["plan", "--json", "--checkpoint"]).arg(checkpoint).args(more).output().unwrap()

@@ -7,6 +7,7 @@
 
 mod cache;
 mod candidates;
+mod device;
 mod engine;
 mod kernels;
 mod logprobs;
@@ -26,14 +27,15 @@ use candle_core::{DType, Device};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+pub use self::device::{DeviceError, DeviceName, Devices};
 use self::engine::{EngineConfig, EngineHandle};
 pub use self::memory::{MemoryPlan, MemoryPlanner, RankPlan, Room};
 use self::model::config::DecoderConfig;
 use self::model::decoder::Decoder;
 use self::model::shards::Shard;
 use self::model::tensors::tensors;
+pub use self::parallel::{CollectiveTime, FaultKind, Measurement, RankFault};
 use self::parallel::{Communicator, Drilled, MakeRunner, Ranks, Solo, greet};
-pub use self::parallel::{FaultKind, RankFault};
 use self::plan::{BLOCK_TOKENS, StepError, StepOutput, StepPlan, StepRunner};
 use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;

@@ -4,7 +4,11 @@
 //! plan; within a step they meet in [`Communicator`]'s collectives, and rank 0 answers.
 
 mod drill;
+mod measure;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod ranks;
+mod seats;
 mod solo;
 mod threads;
 
@@ -12,11 +16,11 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 pub(super) use drill::Drilled;
 pub use drill::{FaultKind, RankFault};
+pub use measure::{CollectiveTime, Measurement};
 pub(super) use ranks::{MakeRunner, Ranks};
+use seats::seats;
 pub(super) use solo::Solo;
-#[cfg(test)]
-pub(super) use threads::ThreadComm;
-pub(super) use threads::world;
+pub(super) use threads::{ThreadComm, world};
 
 /// What ranks do together. Every rank of a world calls the same collectives in the same order; one that does not come keeps the
 /// others waiting until their patience ends, and then all of them fail.

@@ -13,7 +13,7 @@ pub(in crate::backend::candle) type MakeRunner<E> = Box<dyn FnOnce(usize) -> Res
 
 /// How long ranks that have not answered are still heard once another has failed: those who wait for one another give up within
 /// moments, and one that hangs never will.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A world of ranks, each on a thread of its own. Rank 0's answer is the world's; when any rank fails, so does the world, for good.
 pub(in crate::backend::candle) struct Ranks {

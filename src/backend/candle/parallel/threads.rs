@@ -90,18 +90,63 @@ impl ThreadComm {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let reason = format!(
-                    "rank {} waited {} s for another rank, which hangs or is gone",
-                    self.rank,
-                    self.meeting.patience.as_secs()
-                );
-                self.meeting.fail(&mut state, reason.clone());
-                bail!("{reason}");
+                return Err(self.give_up(&mut state));
             }
             state = self.meeting.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
+
+impl ThreadComm {
+    /// The patience has ended: the world is over.
+    fn give_up(&self, state: &mut State) -> Error {
+        let patience = self.meeting.patience.as_secs();
+        let reason = format!("rank {} waited {patience} s for another rank, which hangs or is gone", self.rank);
+        self.meeting.fail(state, reason.clone());
+        Error::Msg(reason)
+    }
+
+    /// The world is over, for this rank is.
+    pub(super) fn end(&self) {
+        self.meeting.fail(&mut self.meeting.lock(), format!("rank {} has ended", self.rank));
+    }
+}
+
+/// For ranks whose work is done elsewhere than on their threads.
+#[cfg(any(feature = "nccl", test))]
+impl ThreadComm {
+    /// Looks until `done`, or fails for all: when another rank has ended, or when the patience does.
+    pub(super) fn wait_for(&self, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let began = Instant::now();
+        while !done()? {
+            {
+                let mut state = self.meeting.lock();
+                if let Some(reason) = &state.broken {
+                    bail!("{reason}");
+                }
+                if began.elapsed() > self.meeting.patience {
+                    return Err(self.give_up(&mut state));
+                }
+            }
+            if began.elapsed() < SPIN {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(SPIN / 100);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the world is over.
+    pub(super) fn why_over(&self) -> String {
+        self.meeting.lock().broken.clone().unwrap_or_else(|| format!("rank {} has left its world", self.rank))
+    }
+}
+
+/// How long a rank looks without a pause for what takes no longer than a step of single tokens; it then sleeps a hundredth of
+/// that between two looks, which a longer step does not notice.
+#[cfg(any(feature = "nccl", test))]
+const SPIN: Duration = Duration::from_millis(10);
 
 impl Meeting {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -117,7 +162,7 @@ impl Meeting {
 
 impl Drop for ThreadComm {
     fn drop(&mut self) {
-        self.meeting.fail(&mut self.meeting.lock(), format!("rank {} has ended", self.rank));
+        self.end();
     }
 }
 
@@ -284,6 +329,28 @@ mod tests {
             other.all_reduce_sum(&row(&[1.0])).unwrap_err().to_string().contains("rank 0 waited"),
             "and it hears of that"
         );
+    }
+
+    #[test]
+    fn work_elsewhere_is_waited_for_no_longer_than_others_are() {
+        let mut looks = 0;
+        let comms = world(2, Duration::from_millis(50));
+        comms[0]
+            .wait_for(|| {
+                looks += 1;
+                Ok(looks == 3)
+            })
+            .unwrap();
+        let reason = comms[0].wait_for(|| Ok(false)).unwrap_err().to_string();
+        assert!(reason.contains("rank 0 waited 0 s"), "{reason}");
+        assert_eq!(comms[1].why_over(), reason);
+        assert!(comms[1].wait_for(|| Ok(false)).unwrap_err().to_string().contains(&reason), "at once");
+        assert!(comms[1].wait_for(|| bail!("no such GPU")).unwrap_err().to_string().contains("no such GPU"));
+
+        let comms = world(2, PATIENCE);
+        comms[1].end();
+        assert!(comms[0].wait_for(|| Ok(false)).unwrap_err().to_string().contains("rank 1 has ended"));
+        assert!(comms[0].wait_for(|| Ok(true)).is_ok(), "what is done is done");
     }
 
     #[test]
