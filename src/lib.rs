@@ -24,6 +24,7 @@
 //! - [`backend`]: the [`Backend`](backend::Backend) trait, and the candle engine behind it.
 //! - [`verify`]: the validator's recompute.
 //! - [`gateway`]: a local gateway for development and tests.
+//! - [`fake_serve`]: a stand-in for an sglang serve, for tests, measurements and trying out.
 //! - [`checkpoint`], [`spec`]: a model on disk; what the network promises of it.
 //! - [`protocol`], [`openai`]: shapes on the wire.
 //! - [`machine`], [`telemetry`], [`tls`]: the world around.
@@ -36,6 +37,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;
+pub mod fake_serve;
 pub mod gateway;
 pub mod job;
 pub mod machine;
