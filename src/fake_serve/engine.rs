@@ -125,6 +125,9 @@ impl Engine {
                     stop_ids: request.stop_ids,
                     sampling: request.sampling,
                     logprobs: request.logprobs,
+                    // The serve looks for stop strings itself.
+                    stop: Vec::new(),
+                    streamed: true,
                 });
                 Tokens::Backend { generation, ready: VecDeque::new() }
             }
@@ -192,6 +195,9 @@ impl Tokens {
                 }
                 match generation.next().await.transpose()? {
                     Some(GenerationEvent::Started { .. }) => {}
+                    Some(GenerationEvent::FirstRowMissing) => {
+                        return Err(BackendError::Broken("it has no row for its first token".into()));
+                    }
                     Some(GenerationEvent::Tokens { ids, fin, logprobs }) => {
                         let mut logprobs = logprobs.into_iter();
                         let tokens = ids.into_iter().zip(held(fin));

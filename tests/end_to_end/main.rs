@@ -10,5 +10,6 @@ mod logprobs;
 mod ranks;
 mod scripted_model;
 mod serving;
+mod sglang;
 mod site;
 mod verifying;

@@ -35,9 +35,13 @@ impl Fault {
         Self { error: classify(status.as_u16(), &message), refused: is_refusal(status.as_u16()) }
     }
 
-    /// An error in an answer that began with status 200.
-    pub(super) fn in_reply(error: &ServeError) -> Self {
-        Self { error: classify(error.code.unwrap_or(500), &quote(&error.message)), refused: false }
+    /// An error in an answer that began with status 200, behind tokens or before any.
+    ///
+    /// Versions up to 0.5.15 give it no code. Before any token it is then what would have been a 400 of an answer in one piece: streams
+    /// have begun when the request is looked at.
+    pub(super) fn in_reply(error: &ServeError, behind_tokens: bool) -> Self {
+        let status = error.code.unwrap_or(if behind_tokens { 500 } else { 400 });
+        Self { error: classify(status, &quote(&error.message)), refused: false }
     }
 
     /// The serve ended a generation by itself.

@@ -225,7 +225,7 @@ impl Call<'_> {
             reader.push(&chunk, &mut |row| self.rows.extend_from_slice(row))?;
             if !previewed && let Some(reply) = reader.before_rows() {
                 previewed = true;
-                self.take(&reply).await?;
+                self.take_early(&reply).await?;
             }
             self.tell(reader.first_row_missing()).await?;
         }
@@ -256,7 +256,7 @@ impl Call<'_> {
             // An event that is longer than a chunk names its tokens before its rows.
             if !previewed && let Some(reply) = reader.before_rows() {
                 previewed = true;
-                self.take(&reply).await?;
+                self.take_early(&reply).await?;
             }
             self.tell(reader.first_row_missing()).await?;
         }
@@ -281,10 +281,18 @@ impl Call<'_> {
         })
     }
 
+    /// Takes what a reply says of tokens before it has come to its end, where taking it again cannot be mistaken for more.
+    async fn take_early(&mut self, reply: &Reply) -> Result<(), Break> {
+        if reply.meta.completion_tokens.is_none() {
+            return Ok(());
+        }
+        self.take(reply).await
+    }
+
     /// Takes what a reply says of tokens.
     async fn take(&mut self, reply: &Reply) -> Result<(), Break> {
         if let Some(error) = &reply.error {
-            return Err(Fault::in_reply(error).into());
+            return Err(Fault::in_reply(error, !self.tokens.ids.is_empty()).into());
         }
         if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| *counted != self.sent) {
             return Err(Fault::broken(format!(

@@ -158,7 +158,7 @@ fn refused(fault: &Fault, probed: &mut Probed) {
 
 fn judge_reply(reply: &Reply, bytes: usize, expected: Expected<'_>, probed: &mut Probed) {
     if let Some(error) = &reply.error {
-        return refused(&Fault::in_reply(error), probed);
+        return refused(&Fault::in_reply(error, false), probed);
     }
     if let Some(FinishReason::Abort { message, .. }) = &reply.meta.finish_reason {
         let what = format!("it gave up a call: {}", message.as_deref().unwrap_or("no reason given"));
@@ -403,7 +403,7 @@ mod tests {
     /// The recorded account of a real 0.5.6 serve, as it is and with flags that matter.
     #[test]
     fn flags_are_read_off_a_real_serves_account() {
-        let recorded = include_str!("../../../tests/fixtures/sglang/get_server_info.json");
+        let recorded = include_str!("../../../tests/fixtures/sglang/get_server_info.body");
         let info: Value = serde_json::from_str(recorded).unwrap();
         let judge = |change: fn(&mut Value)| {
             let mut info = info.clone();
