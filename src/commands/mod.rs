@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod fake_serve;
 mod gateway;
 mod load;
 mod mine;
@@ -27,6 +28,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Verify(args) => verify::run(args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Plan(args) => plan::run(&args),
+        Command::FakeServe(args) => fake_serve::run(*args).await,
         Command::Bench(BenchCommand::Engine(args)) => bench::engine(args).await,
     }
 }
