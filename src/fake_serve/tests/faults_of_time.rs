@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::*;
-use crate::fake_serve::{CallEnd, Pace, RandomFaults, ScriptedReply};
+use crate::fake_serve::{CallEnd, Pace, RandomFaults, ScriptedReply, ServeStatus};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -126,4 +126,22 @@ async fn random_faults_befall_a_share_of_calls() {
     assert!((15..45).contains(&busy), "{busy}");
     asker.serve.heal().await;
     assert_eq!(asker.generate(&ask(&[1], 1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn faults_of_all_kinds_leave_nothing_behind() {
+    for dialect in Dialect::ALL {
+        let asker = start(config(dialect)).await;
+        asker.serve.fail_at_random(Some(RandomFaults::of_all_kinds(7, 0.9)));
+        let asks = (0..100u32).map(|number| {
+            let request = with(ask_stream(&[1, number], 6), "/rid", format!("{number:04}").into());
+            asker.try_post("/generate", with(request, "/stream", number.is_multiple_of(2).into()))
+        });
+        futures::future::join_all(asks).await;
+        let ended = |status: &ServeStatus| status.generates().all(|call| call.end.is_some());
+        let status = asker.serve.wait_until(ended).await;
+        assert_eq!((status.running, status.waiting, status.generates().count()), (0, 0, 100), "{dialect}");
+        asker.serve.heal().await;
+        assert!(asker.generate(&ask(&[1], 3)).await.reply().unwrap().0 == rows(&[1], 3));
+    }
 }
