@@ -128,7 +128,7 @@ async fn random_faults_befall_a_share_of_calls() {
     assert_eq!(asker.generate(&ask(&[1], 1)).await.status, 200);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_of_all_kinds_leave_nothing_behind() {
     for dialect in Dialect::ALL {
         let asker = start(config(dialect)).await;

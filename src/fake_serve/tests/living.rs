@@ -104,7 +104,7 @@ async fn a_client_that_leaves_the_queue_loses_its_place_there() {
     assert_eq!(ends, [Some(CallEnd::Finished), Some(CallEnd::Disconnected)]);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_share_the_places() {
     let asker = start(FakeServeConfig { max_running: 4, ..config(Dialect::V0_5_6) }).await;
     let asks = (0..64u32).map(|number| {
@@ -169,5 +169,6 @@ async fn a_serve_that_is_shut_down_answers_no_more() {
     let asker = start(config(Dialect::V0_5_6)).await;
     assert_eq!(asker.get("/health").await.status, 200);
     asker.serve.shut_down().await;
+    asker.serve.heal().await;
     assert!(asker.try_post("/generate", request("x")).await.unwrap_err().is_connect());
 }
