@@ -4,6 +4,7 @@ mod bench;
 mod collectives;
 mod demo;
 mod doctor;
+mod fake_serve;
 mod gateway;
 mod load;
 mod mine;
@@ -32,6 +33,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(BenchCommand::Engine(args)) => bench::engine(*args).await,
         Command::Bench(BenchCommand::Collectives(args)) => collectives::run(args).await,
+        Command::FakeServe(args) => fake_serve::run(*args).await,
     }
 }
 

@@ -213,6 +213,59 @@ impl RandomFaults {
         Self { random: ChaCha8Rng::seed_from_u64(seed), share: share.clamp(0.0, 1.0), kinds }
     }
 
+    /// A share of all calls fails, in all ways that end by themselves.
+    #[must_use]
+    pub fn of_all_kinds(seed: u64, share: f64) -> Self {
+        let brief = Duration::from_millis(20);
+        let errors = [
+            ErrorForm::Value,
+            ErrorForm::Contract,
+            ErrorForm::Validation,
+            ErrorForm::Unprocessable,
+            ErrorForm::Detail,
+            ErrorForm::Unauthorized,
+            ErrorForm::Crash,
+            ErrorForm::NotFound,
+        ];
+        let mut kinds: Vec<Fault> = errors.into_iter().map(Fault::Error).collect();
+        kinds.extend([
+            Fault::Busy,
+            Fault::ResetBeforeReply,
+            Fault::ResetAfter { bytes: 900 },
+            Fault::CloseAfter { bytes: 900 },
+            Fault::ErrorEvent { after: 1 },
+            Fault::GivesUp { after: 1 },
+            Fault::AbortStatus { after: 1, status: 500 },
+            Fault::AbortStatus { after: 0, status: 503 },
+            Fault::SkippedEvents { of: 2 },
+            Fault::EmptyDeltas,
+            Fault::SlowFirstByte(brief),
+            Fault::SlowEvents(brief),
+            Fault::OtherRow { row: 1 },
+            Fault::MissingRow { row: 0 },
+            Fault::MissingRow { row: 1 },
+            Fault::FewerRows { by: 1 },
+            Fault::ExtraRow,
+            Fault::EmptyElements,
+            Fault::NoHiddenStates,
+            Fault::LastOnly,
+            Fault::NullValue { row: 0, column: 0 },
+            Fault::NanValue { row: 0, column: 0 },
+            Fault::Width { values: 3 },
+            Fault::FewerIds { by: 1 },
+            Fault::OtherToken,
+            Fault::EarlyLength { tokens: 1 },
+            Fault::NoTokens,
+            Fault::CutPrompt { to: 1 },
+            Fault::Batch,
+            Fault::Garbage,
+            Fault::CutBody { bytes: 300 },
+            Fault::HtmlPage,
+            Fault::EmptyBody,
+        ]);
+        Self::new(seed, share, kinds)
+    }
+
     fn next(&mut self) -> Option<Fault> {
         // Both are drawn each time, so that a call's fault does not depend on the share.
         let (fails, kind) = (self.random.random_bool(self.share), self.kinds.choose(&mut self.random));

@@ -69,7 +69,7 @@ impl Job {
             Some(Fault::EmptyBody) => with(200, JSON, ""),
             Some(Fault::Scripted(script)) => {
                 let (writer, body) = BodyWriter::new(None);
-                let response = script.response(body);
+                let response = with(script.status, &script.content_type, body);
                 tokio::spawn(script.clone().play(writer, self.wire, self.ticket));
                 return Ok(response);
             }
@@ -316,13 +316,6 @@ impl Stream {
 }
 
 impl ScriptedReply {
-    fn response(&self, body: axum::body::Body) -> Response {
-        match &self.content_type {
-            Some(content_type) => with(self.status, content_type, body),
-            None => with(self.status, JSON, body),
-        }
-    }
-
     /// Sends the pieces in their time.
     async fn play(self, mut writer: BodyWriter, wire: Wire, mut ticket: Ticket) {
         for piece in self.pieces {

@@ -89,7 +89,7 @@ impl FakeServeHandle {
         self.shared.faults.at_random(faults);
     }
 
-    /// Ends the faults of the serve and forgets those that wait for calls.
+    /// Ends the faults of the serve and forgets those that wait for calls. A serve that was shut down stays so.
     pub async fn heal(&self) {
         self.shared.faults.clear();
         self.shared.health.send_replace(Health::Well);
@@ -110,6 +110,9 @@ impl FakeServeHandle {
     }
 
     async fn listen(&self, wanted: bool) {
+        if *self.shared.stopping.borrow() {
+            return;
+        }
         self.shared.wanted.send_replace(wanted);
         let mut listens = self.shared.listens.subscribe();
         drop(listens.wait_for(|listens| *listens == wanted).await);

@@ -9,7 +9,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScriptedReply {
     pub(super) status: u16,
-    pub(super) content_type: Option<String>,
+    pub(super) content_type: String,
     pub(super) pieces: Vec<Piece>,
 }
 
@@ -26,7 +26,7 @@ impl ScriptedReply {
     /// A reply without a body so far.
     #[must_use]
     pub fn new(status: u16, content_type: &str) -> Self {
-        Self { status, content_type: Some(content_type.to_owned()), pieces: Vec::new() }
+        Self { status, content_type: content_type.to_owned(), pieces: Vec::new() }
     }
 
     /// A whole body.

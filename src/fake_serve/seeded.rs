@@ -4,6 +4,7 @@
 //! the same as one asked for at once, and a row can be made anew whenever it is written.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use half::bf16;
@@ -19,6 +20,9 @@ const SIGMA: f32 = 3.0;
 const VALUE_BITS: u32 = 12;
 /// As many values from one 64-bit number.
 const VALUES_A_DRAW: usize = 5;
+
+/// The largest of a made-up model's sizes.
+const LARGEST: usize = 1 << 24;
 
 /// A made-up model.
 #[derive(Clone)]
@@ -55,6 +59,12 @@ impl Seeded {
     #[must_use]
     pub fn new(hidden: usize, vocab: usize, seed: u64) -> Self {
         Self { hidden: hidden.max(1), vocab: vocab.max(2), seed, context: 32_768, ending: None, text: None }
+    }
+
+    /// The same, whose answers end with this id after so many tokens on average.
+    #[must_use]
+    pub fn ending(self, id: u32, mean: usize) -> Self {
+        Self { ending: Some((id, mean)), ..self }
     }
 
     /// The answer that this model gives to a greedy request of `tokens` tokens that nothing ends.
@@ -125,6 +135,35 @@ impl Seeded {
     }
 }
 
+/// `hidden=2048,vocab=1000`, and if wanted `seed`, `context`, and `end` with `mean`.
+impl FromStr for Seeded {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut model = Self::new(2048, 1000, 0);
+        let (mut end, mut mean) = (None, None);
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not of the form key=value"))?;
+            let number: u32 = value.parse().map_err(|_| format!("{value:?} is no whole number"))?;
+            let size = usize::try_from(number).unwrap_or(usize::MAX).clamp(1, LARGEST);
+            match key {
+                "hidden" => model.hidden = size,
+                "vocab" => model.vocab = size.max(2),
+                "seed" => model.seed = number.into(),
+                "context" => model.context = size,
+                "end" => end = Some(number),
+                "mean" => mean = Some(size),
+                _ => return Err(format!("{key:?} is none of hidden, vocab, seed, context, end and mean")),
+            }
+        }
+        match (end, mean) {
+            (Some(end), mean) => Ok(model.ending(end, mean.unwrap_or(256))),
+            (None, Some(_)) => Err("mean needs end, the id that ends an answer".into()),
+            (None, None) => Ok(model),
+        }
+    }
+}
+
 /// What is known of a prefix and one more token.
 pub(super) fn step(state: u64, id: u32) -> u64 {
     scramble(state ^ u64::from(id).wrapping_mul(0xD6E8_FEB8_6659_FD93))
@@ -191,7 +230,7 @@ mod tests {
 
     #[test]
     fn an_answer_ends_by_itself_where_that_is_wanted() {
-        let model = Seeded { ending: Some((0, 10)), ..Seeded::new(8, 50, 1) };
+        let model = Seeded::new(8, 50, 1).ending(0, 10);
         let lengths: Vec<usize> = (0..200u32)
             .map(|first| model.greedy(&[first], 1000).iter().position(|&id| id == 0).unwrap_or(1000))
             .collect();
@@ -201,6 +240,17 @@ mod tests {
         let state = model.state(&[3]);
         let id = model.choose(state, None, &[]);
         assert_ne!(model.choose(state, None, &[id]), id);
+    }
+
+    #[test]
+    fn a_model_is_written_as_keys_and_numbers() {
+        let model: Seeded = "hidden=64,vocab=500,seed=3,context=900,end=2,mean=40".parse().unwrap();
+        assert_eq!((model.hidden, model.vocab, model.seed, model.context), (64, 500, 3, 900));
+        assert_eq!(model.ending, Some((2, 40)));
+        assert_eq!("hidden=0".parse::<Seeded>().unwrap().hidden, 1);
+        for wrong in ["", "hidden", "hidden=x", "width=3", "mean=4"] {
+            assert!(wrong.parse::<Seeded>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

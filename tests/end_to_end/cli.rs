@@ -1,7 +1,7 @@
 //! The program as a user runs it: bad input gives one clear line and a non-zero exit.
 
-use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -106,6 +106,7 @@ fn a_port_that_is_taken() {
     let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = holder.local_addr().unwrap().to_string();
     fails_with(engy_miner(&["gateway", "--listen", &address]).output().unwrap(), &address);
+    fails_with(engy_miner(&["fake-serve", "--listen", &address]).output().unwrap(), &address);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,4 +196,28 @@ fn a_plan_is_printed_without_loading_anything() {
         serde_json::json!({"wanted": 3, "flags": ["--max-running-requests 3", format!("--max-total-tokens {}", 3 * context)]})
     );
     assert_eq!(run("tiny-llama", &["--device-memory", "1GiB"])["contexts"]["flags"], serde_json::Value::Null);
+}
+
+#[test]
+fn a_fake_serve_answers_and_says_what_it_is() {
+    let mut command = engy_miner(&["fake-serve", "--listen", "127.0.0.1:0", "--seeded", "hidden=4,vocab=50"]);
+    command.env("ENGY_LOG", "info").stderr(Stdio::piped());
+    let mut serve = command.spawn().unwrap();
+    let mut lines = BufReader::new(serve.stderr.take().unwrap()).lines();
+    let line = lines.by_ref().map(Result::unwrap).find(|line| line.contains("a fake sglang serve listens")).unwrap();
+    let address = line.split("http://").nth(1).unwrap().split('"').next().unwrap();
+    let ask = |request: String| {
+        let mut connection = TcpStream::connect(address).unwrap();
+        connection.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let info = ask("GET /get_server_info HTTP/1.0\r\n\r\n".into());
+    assert!(info.contains("\"version\":\"0.5.6\"") && info.contains("no sglang"), "{info}");
+    let body = r#"{"input_ids": [1, 2], "return_hidden_states": true, "sampling_params": {"max_new_tokens": 2}}"#;
+    let answer = ask(format!("POST /generate HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+    assert!(answer.contains("\"completion_tokens\":2") && answer.contains("\"hidden_states\":[[["), "{answer}");
+    let killed = Command::new("kill").args(["-TERM", &serve.id().to_string()]).status().unwrap();
+    assert!(killed.success() && serve.wait().unwrap().code().is_some());
 }

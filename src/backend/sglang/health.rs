@@ -132,7 +132,10 @@ pub(super) async fn watch(member: Arc<Member>) {
     loop {
         ticks.tick().await;
         let serve = &member.serve;
-        let (health, load) = tokio::join!(serve.ask("health", HEALTH_TIMEOUT), serve.ask("get_load", LOAD_TIMEOUT));
+        let (health, load) = tokio::join!(
+            serve.ask("health", HEALTH_TIMEOUT),
+            serve.ask_either(&["get_load", "v1/loads"], LOAD_TIMEOUT)
+        );
         let health = match health {
             Answer::Ok(_) => HealthSign::Good,
             Answer::Timeout => HealthSign::Late,
@@ -160,21 +163,35 @@ pub(super) async fn watch(member: Arc<Member>) {
     }
 }
 
-/// The answer of `/get_load`: a list of ranks, or one object.
+/// The account of a serve's load, in the forms of all versions: a list of ranks with requests in all or with those that run,
+/// such a list under a name, one rank, or nothing but a number of tokens.
 pub(super) fn read_load(answer: &Value) -> Option<ServeLoad> {
     let ranks = match answer {
         Value::Array(ranks) => ranks.as_slice(),
-        Value::Object(_) => std::slice::from_ref(answer),
+        Value::Object(fields) => match (fields.get("loads"), fields.get("load").and_then(Value::as_u64)) {
+            (Some(Value::Array(ranks)), _) => ranks.as_slice(),
+            (_, Some(tokens)) => {
+                let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
+                return Some(ServeLoad { running: usize::from(tokens > 0), tokens, ..ServeLoad::default() });
+            }
+            _ => std::slice::from_ref(answer),
+        },
         _ => return None,
     };
-    let sum = |key: &str| {
-        let numbers = ranks.iter().filter_map(|rank| rank.get(key)?.as_u64());
-        numbers.fold(0_u64, u64::saturating_add).try_into().unwrap_or(usize::MAX)
+    let sum = |keys: [&str; 2]| {
+        let number = |rank: &Value| keys.iter().find_map(|key| rank.get(key)?.as_u64());
+        let numbers = ranks.iter().filter_map(number);
+        usize::try_from(numbers.fold(0_u64, u64::saturating_add)).unwrap_or(usize::MAX)
     };
-    let waiting: usize = sum("num_waiting_reqs");
-    // Requests in all, those that wait included.
-    let running = sum("num_reqs").saturating_sub(waiting);
-    Some(ServeLoad { running, waiting, tokens: sum("num_tokens"), pending: sum("num_pending_tokens") })
+    let waiting = sum(["num_waiting_reqs"; 2]);
+    let tokens = sum(["num_tokens", "num_used_tokens"]);
+    let pending = sum(["num_pending_tokens"; 2]);
+    let running = match ranks.iter().any(|rank| rank.get("num_running_reqs").is_some()) {
+        true => sum(["num_running_reqs"; 2]),
+        // Requests in all, those that wait included.
+        false => sum(["num_reqs"; 2]).saturating_sub(waiting),
+    };
+    Some(ServeLoad { running, waiting, tokens, pending })
 }
 
 #[cfg(test)]
@@ -254,6 +271,11 @@ mod tests {
         ]);
         assert_eq!(read_load(&answer), Some(ServeLoad { running: 4, waiting: 1, tokens: 150, pending: 7 }));
         assert_eq!(read_load(&answer[0]).map(|load| load.tokens), Some(100));
+        let newest = serde_json::json!({"version": "0.5.23", "loads": [
+            {"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 90, "num_total_tokens": 95}]});
+        assert_eq!(read_load(&newest), Some(ServeLoad { running: 2, waiting: 1, tokens: 90, pending: 0 }));
+        let oldest = serde_json::json!({"load": 70});
+        assert_eq!(read_load(&oldest), Some(ServeLoad { running: 1, waiting: 0, tokens: 70, pending: 0 }));
         assert_eq!(read_load(&Value::Null), None);
     }
 }

@@ -212,7 +212,8 @@ impl Backend for SglangBackend {
         if request.max_tokens == 0 {
             return client("an answer of 0 tokens was asked for; ask for at least 1".into());
         }
-        let room = self.info.context.saturating_sub(request.prompt.len());
+        // A serve refuses a call that could fill its context to the last token.
+        let room = self.info.context.saturating_sub(request.prompt.len() + 1);
         if room == 0 {
             let (prompt, context) = (request.prompt.len(), self.info.context);
             return client(format!("{prompt} tokens leave no room in a context of {context}"));

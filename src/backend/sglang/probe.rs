@@ -365,7 +365,7 @@ pub(super) struct Version([u32; 3]);
 
 impl Version {
     /// From here on sampling parameters have a seed.
-    const SEEDS: Self = Self([0, 5, 10]);
+    const SEEDS: Self = Self([0, 5, 6]);
     /// From here on rows are cut by what was really computed of a prompt.
     const TRUE_LENGTHS: Self = Self([0, 5, 23]);
 
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(topics(&probed, Severity::Warning), ["context", "places"]);
         assert_eq!(topics(&probed, Severity::Note), ["version", "model"]);
         assert_eq!((probed.kv_limit, probed.context, probed.max_running), (Some(4096), Some(2048), Some(4)));
-        assert!(!probed.traits.knows_seed);
+        assert!(probed.traits.knows_seed);
         let speculative = judge(|info| info["speculative_algorithm"] = "EAGLE".into());
         assert!(speculative.fault().unwrap().what.contains("EAGLE"));
         assert_eq!(
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn versions_compare_by_number() {
         let version = |text| Version::parse(text).unwrap();
-        assert!(version("0.5.6") < Version::SEEDS && version("0.5.10") >= Version::SEEDS);
+        assert!(version("0.5.2") < Version::SEEDS && version("0.5.10") >= Version::SEEDS);
         assert!(version("0.4.9.post6") < version("0.5.2") && version("0.5") < version("0.5.1"));
         assert_eq!(Version::parse("main"), None);
     }

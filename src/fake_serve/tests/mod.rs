@@ -10,6 +10,8 @@ mod living;
 mod modes;
 mod recorded;
 
+use std::borrow::Borrow;
+
 use half::bf16;
 use serde_json::{Value, json};
 
@@ -65,13 +67,13 @@ impl Asker {
         self.try_post(path, body).await.unwrap()
     }
 
-    async fn try_post(&self, path: &str, body: &Value) -> reqwest::Result<Got> {
-        let sent = self.http.post(format!("{}{path}", self.serve.url())).json(body).send().await?;
+    async fn try_post(&self, path: &str, body: impl Borrow<Value>) -> reqwest::Result<Got> {
+        let sent = self.http.post(format!("{}{path}", self.serve.url())).json(body.borrow()).send().await?;
         Ok(Got::read(sent).await)
     }
 
-    async fn generate(&self, body: &Value) -> Got {
-        self.post("/generate", body).await
+    async fn generate(&self, body: impl Borrow<Value>) -> Got {
+        self.try_post("/generate", body).await.unwrap()
     }
 
     async fn abort(&self, rid: &str) {

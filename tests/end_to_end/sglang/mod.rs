@@ -39,7 +39,7 @@ async fn read(mut generation: Generation, hidden: usize) -> Result<Answer, Backe
     };
     let mut started = false;
     loop {
-        match generation.next().await.expect("an end before the end") {
+        match generation.next().await.unwrap() {
             Ok(GenerationEvent::Started { cached_tokens }) => {
                 assert!(!std::mem::replace(&mut started, true) && answer.ids.is_empty());
                 answer.cached = cached_tokens;
