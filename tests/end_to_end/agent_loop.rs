@@ -1,20 +1,22 @@
 //! Agents: a model that thinks, calls two tools one after the other, and answers.
 
 use std::io::Write;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
 use engy_miner::backend::Backend;
 use engy_miner::chat::ChatModel;
 use engy_miner::checkpoint::Checkpoint;
+use engy_miner::fake_serve::{Dialect, Engine, FakeServe, FakeServeConfig, PromptBlock};
 use engy_miner::job::{Limits, Service};
 use engy_miner::spec::{ReasoningParser, ToolCallParser};
 use serde_json::{Value, json};
 
-use crate::scripted_model::ScriptedModel;
-use crate::site::{events, fixture, serve};
+use crate::scripted_model::{HIDDEN, ScriptedModel};
+use crate::site::{end, events, fixture, serve};
 
 /// Answers as Qwen3.6 does, by the tool results in the prompt, which starts the thought.
 fn qwen3_6(prompt: &str) -> String {
@@ -234,7 +236,72 @@ fn openai_python() -> Option<PathBuf> {
     Some(cache.join("engy-miner/openai-client/bin/python")).filter(|python| python.exists())
 }
 
-// With Qwen3.6's own tokenizer and template, and OpenAI's own client.
+/// Processes that end with the test.
+struct Running(Vec<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(end);
+    }
+}
+
+fn engy_miner(args: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["300", env!("CARGO_BIN_EXE_engy-miner")]).args(args).env_clear().env("MINER_KEY", "mk-test");
+    command.env("ENGY_LOG", "warn");
+    command
+}
+
+/// The released checkpoint's folder as it is, but for rows as wide as the script's.
+fn narrow(released: &Path, folder: &Path) {
+    for name in ["chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::os::unix::fs::symlink(released.join(name), folder.join(name)).unwrap();
+    }
+    let mut config: Value = serde_json::from_slice(&std::fs::read(released.join("config.json")).unwrap()).unwrap();
+    config["text_config"]["hidden_size"] = HIDDEN.into();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+/// A gateway and a miner as processes of their own, before a serve that writes the script; the address for buyers.
+async fn as_processes(released: &Path, folder: &Path) -> (Running, String) {
+    engy_miner::tls::install();
+    narrow(released, folder);
+    let chat = ChatModel::open(&Checkpoint::open(folder).unwrap()).unwrap();
+    let end_id = chat.tokenizer().id("<|im_end|>").unwrap();
+    let texts = chat.clone();
+    let text = Arc::new(move |ids: &[u32]| texts.tokenizer().decode(ids));
+    let model = ScriptedModel::new(chat, end_id, qwen3_6) as Arc<dyn Backend>;
+    let mut config = FakeServeConfig::new(Dialect::V0_5_6, Engine::backend(model, text));
+    config.prompt_block = PromptBlock::LastRow;
+    let fake = FakeServe::spawn(config).await.unwrap();
+    let spec = folder.join("scripted.toml");
+    let rules = "name = \"scripted\"\ncontext = 8192\nmax_input_tokens = 8000\nmax_output_tokens = 1000\nmax_request_s = 60\n\
+        reasoning_parser = \"qwen3\"\ntool_call_parser = \"qwen3_coder\"\n[toploc]\nk = 4\nv = 2\np = 0.99\n";
+    std::fs::write(&spec, rules).unwrap();
+    // Free a moment ago; the gateway takes it before anybody else asks.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let base = format!("http://127.0.0.1:{port}");
+    let gateway = engy_miner(&["gateway", "--legs", "2", "--listen", &format!("127.0.0.1:{port}")]).spawn().unwrap();
+    let ws = format!("ws://127.0.0.1:{port}/gw");
+    let mut miner =
+        engy_miner(&["mine", "--backend", "sglang", "--legs", "2", "--gw", &ws, "--serve-url", &fake.url()]);
+    miner.arg("--checkpoint").arg(folder).arg("--spec").arg(&spec).arg("--state-dir").arg(folder.join("state"));
+    let running = Running(vec![gateway, miner.spawn().unwrap()]);
+    let models = format!("{base}/v1/models");
+    let ready = async {
+        loop {
+            let listed = async { reqwest::get(&models).await?.text().await };
+            if listed.await.is_ok_and(|listed| listed.contains("scripted")) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), ready).await.unwrap();
+    (running, base)
+}
+
+// With Qwen3.6's own tokenizer and template, OpenAI's own client, and gateway and miner as an operator starts them.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_openai_client_runs_an_agent_loop_on_the_released_tokenizer() {
     let assets = std::env::var_os("ENGY_TEST_ASSETS").filter(|folder| !folder.is_empty());
@@ -244,7 +311,8 @@ async fn the_openai_client_runs_an_agent_loop_on_the_released_tokenizer() {
         writeln!(std::io::stderr(), "{line}").unwrap();
         return;
     };
-    let base = serve_script(&Path::new(&assets).join("qwen3.6")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, base) = as_processes(&Path::new(&assets).join("qwen3.6"), folder.path()).await;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/openai-agent-loop");
     let output = tokio::task::spawn_blocking(move || {
         let mut command = Command::new("timeout");

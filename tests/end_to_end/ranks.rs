@@ -12,7 +12,7 @@ use engy_miner::protocol::MinerKey;
 use engy_miner::verify::{ProofRecord, verify};
 use serde_json::Value;
 
-use crate::site::{fixture, load, question, tiny_spec};
+use crate::site::{end, fixture, load, question, tiny_spec};
 
 /// Collectives of a start: a broadcast, a gather, a sum and a barrier.
 const GREETING: usize = 4;
@@ -128,8 +128,7 @@ async fn a_miner_of_four_ranks_answers_and_one_rank_finds_its_proof_right() {
     let report = verify(alone.as_ref(), &root, &record.commitment, tiny_spec().toploc).await.unwrap();
     assert!(report.verdict.is_pass() && report.same_root, "{report:?}");
     assert!(report.verification.batches.iter().all(|batch| batch.exp_mismatches == 0), "{report:?}");
-    miner.kill().unwrap();
-    miner.wait().unwrap();
+    end(&mut miner);
 }
 
 /// Three requests are open when a rank dies, reports a fault or hangs: each gets its error, and the process ends.

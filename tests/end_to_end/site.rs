@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,12 @@ pub(crate) fn load(path: &Path) -> (Checkpoint, Arc<CandleBackend>) {
     let options = EngineOptions { max_total_tokens: Some(4096), ..EngineOptions::default() };
     let backend = CandleBackend::open(&checkpoint, &options, &|_, _| {}).unwrap();
     (checkpoint, Arc::new(backend))
+}
+
+/// Ends a program that `timeout` watches over: that passes a termination on, where it could not pass on a kill.
+pub(crate) fn end(child: &mut Child) {
+    let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    let _ = child.wait();
 }
 
 /// Starts a gateway and a worker of this service, and waits until all legs are live. The address is for buyers.

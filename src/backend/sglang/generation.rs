@@ -113,6 +113,7 @@ impl Answering {
             sender,
             overlap,
             sent: input.len(),
+            counts_prompts: live.lease.traits().counts_prompts,
             first: known,
             tokens: Tokens::default(),
             rows: Vec::new(),
@@ -176,7 +177,6 @@ struct Live {
     serve: Serve,
     rid: String,
     /// Given back when the call is over.
-    #[expect(dead_code, reason = "held for its drop")]
     lease: Lease,
     over: bool,
 }
@@ -206,6 +206,8 @@ struct Call<'a> {
     overlap: Option<u32>,
     /// Prompt tokens of the call.
     sent: usize,
+    /// Whether the serve's count of them can be relied on.
+    counts_prompts: bool,
     /// Tokens that were told before it.
     first: usize,
     tokens: Tokens,
@@ -294,7 +296,7 @@ impl Call<'_> {
         if let Some(error) = &reply.error {
             return Err(Fault::in_reply(error, !self.tokens.ids.is_empty()).into());
         }
-        if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| *counted != self.sent) {
+        if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| self.counts_prompts && *counted < self.sent) {
             return Err(Fault::broken(format!(
                 "the serve read {counted} tokens of a prompt of {}: start it without --allow-auto-truncate",
                 self.sent

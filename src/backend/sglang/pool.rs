@@ -26,6 +26,8 @@ pub(super) struct Traits {
     pub(super) repeats_rows: bool,
     /// It returns a row for each token of the prompt.
     pub(super) returns_prompt: bool,
+    /// It counts a prompt's tokens right, so that a smaller count is a prompt that was cut.
+    pub(super) counts_prompts: bool,
 }
 
 impl Traits {
