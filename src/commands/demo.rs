@@ -35,7 +35,7 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&path)?;
     let loading = Instant::now();
     let backend = load::candle(&checkpoint, &args.engine).await?;
-    let service = load::service(backend, &checkpoint, &spec, args.max_tokens)?;
+    let service = load::service(backend, load::chat(&checkpoint, &spec)?, &checkpoint, &spec, args.max_tokens)?;
     say(&format!("model     {} from {} in {:.1?}\n", spec.name, path.display(), loading.elapsed()))?;
 
     let mut config = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));

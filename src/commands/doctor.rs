@@ -13,7 +13,7 @@ use crate::cli::DoctorArgs;
 pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let spec = load::spec(&args.model, "qwen3.6-35b-a3b")?;
-    let served = Served::new(&checkpoint, &args.serve, &spec, args.max_inflight)?;
+    let served = Served::new(&checkpoint, &load::chat(&checkpoint, &spec)?, &args.serve, &spec, args.max_inflight)?;
     let report = examine(&served.options, served.expected()).await?;
     let mut out = std::io::stdout().lock();
     if args.json {

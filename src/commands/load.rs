@@ -61,6 +61,11 @@ pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow
     shown(name, move |progress| CandleBackend::open(&checkpoint, &options, progress)).await
 }
 
+/// The text side of a checkpoint, with the parsers of its spec. Opened once: a large vocabulary takes a hundred megabytes.
+pub(super) fn chat(checkpoint: &Checkpoint, spec: &ModelSpec) -> anyhow::Result<ChatModel> {
+    Ok(ChatModel::open(checkpoint)?.with_parsers(spec.reasoning_parser, spec.tool_call_parser))
+}
+
 /// A question whose prompt serves are probed with.
 fn probe_question(chat: &ChatModel) -> anyhow::Result<Vec<u32>> {
     let question = serde_json::json!({"messages": [{"role": "user", "content": "Hello?"}]});
@@ -80,6 +85,7 @@ pub(super) struct Served {
 impl Served {
     pub(super) fn new(
         checkpoint: &Checkpoint,
+        chat: &ChatModel,
         args: &ServeArgs,
         spec: &ModelSpec,
         at_once: usize,
@@ -94,7 +100,7 @@ impl Served {
             },
             model: ServedModel::of(checkpoint)?,
             name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
-            prompt: probe_question(&ChatModel::open(checkpoint)?)?,
+            prompt: probe_question(chat)?,
             context: spec.context,
             at_once,
         })
@@ -114,11 +120,12 @@ impl Served {
 /// Probes the serves.
 pub(super) async fn sglang(
     checkpoint: &Checkpoint,
+    chat: &ChatModel,
     args: &ServeArgs,
     spec: &ModelSpec,
     max_inflight: usize,
 ) -> anyhow::Result<Arc<dyn Backend>> {
-    let served = Served::new(checkpoint, args, spec, max_inflight)?;
+    let served = Served::new(checkpoint, chat, args, spec, max_inflight)?;
     let backend = SglangBackend::open(&served.options, served.model.clone(), served.expected()).await?;
     Ok(Arc::new(backend))
 }
@@ -151,6 +158,7 @@ async fn shown(
 /// A service on a loaded backend, within the spec's limits and the backend's context.
 pub(super) fn service(
     backend: Arc<dyn Backend>,
+    chat: ChatModel,
     checkpoint: &Checkpoint,
     spec: &ModelSpec,
     default_max_tokens: usize,
@@ -172,7 +180,7 @@ pub(super) fn service(
         tracing::warn!("the checkpoint names no end-of-turn token: every answer will run to its token limit");
     }
     Ok(Service {
-        chat: ChatModel::open(checkpoint)?.with_parsers(spec.reasoning_parser, spec.tool_call_parser),
+        chat,
         model: spec.name.clone(),
         model_root: checkpoint.model_root()?,
         end_ids,

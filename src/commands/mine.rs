@@ -51,11 +51,13 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     };
     // Before the weights: a taken name must not cost a load.
     let (identity, _lock) = Identity::keep(&state_dir, &name, &spec.name, max_inflight)?;
+    // A broken tokenizer must not cost a load either.
+    let chat = load::chat(&checkpoint, &spec)?;
     let backend = match args.backend {
         BackendKind::Candle => load::candle(&checkpoint, &args.engine).await?,
-        BackendKind::Sglang => load::sglang(&checkpoint, &args.serve, &spec, max_inflight).await?,
+        BackendKind::Sglang => load::sglang(&checkpoint, &chat, &args.serve, &spec, max_inflight).await?,
     };
-    let mut service = load::service(backend, &checkpoint, &spec, args.default_max_tokens)?;
+    let mut service = load::service(backend, chat, &checkpoint, &spec, args.default_max_tokens)?;
     service.greedy = args.greedy;
     let info = service.backend.info();
     tracing::info!(
