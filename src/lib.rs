@@ -22,14 +22,15 @@
 //! - [`chat`]: templates, tokenizer, detokenizer, stop strings, thoughts and tool calls, messages.
 //! - [`proof`]: TOPLOC: building and checking proofs.
 //! - [`backend`]: the [`Backend`](backend::Backend) trait, and the candle engine behind it.
+//! - [`guide`]: holds answers to a form: JSON under a schema, calls of given tools.
 //! - [`verify`]: the validator's recompute.
 //! - [`gateway`]: a local gateway for development and tests.
 //! - [`checkpoint`], [`spec`]: a model on disk; what the network promises of it.
 //! - [`protocol`], [`openai`]: shapes on the wire.
 //! - [`machine`], [`telemetry`], [`tls`]: the world around.
 //!
-//! Dependencies point one way: `commands -> session -> job -> {chat, proof, backend}`. `proof` and `chat` know nothing of
-//! sockets or backends, and only `backend::candle` knows the tensor library.
+//! Dependencies point one way: `commands -> session -> job -> {chat, proof, backend}`, and `{chat, backend} -> guide`. `proof`,
+//! `chat` and `guide` know nothing of sockets or backends, and only `backend::candle` knows the tensor library.
 
 pub mod backend;
 pub mod chat;
@@ -37,6 +38,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod gateway;
+pub mod guide;
 pub mod job;
 pub mod machine;
 pub mod openai;
