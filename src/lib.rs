@@ -22,6 +22,7 @@
 //! - [`chat`]: templates, tokenizer, detokenizer, stop strings, thoughts and tool calls, messages.
 //! - [`proof`]: TOPLOC: building and checking proofs.
 //! - [`backend`]: the [`Backend`](backend::Backend) trait, and the candle engine behind it.
+//! - [`guide`]: holds answers to a form: JSON under a schema, calls of given tools.
 //! - [`verify`]: the validator's recompute.
 //! - [`gateway`]: a local gateway for development and tests.
 //! - [`fake_serve`]: a stand-in for an sglang serve, for tests, measurements and trying out.
@@ -29,8 +30,8 @@
 //! - [`protocol`], [`openai`]: shapes on the wire.
 //! - [`machine`], [`telemetry`], [`tls`]: the world around.
 //!
-//! Dependencies point one way: `commands -> session -> job -> {chat, proof, backend}`. `proof` and `chat` know nothing of
-//! sockets or backends, and only `backend::candle` knows the tensor library.
+//! Dependencies point one way: `commands -> session -> job -> {chat, proof, backend}`, and `{chat, backend} -> guide`. `proof`,
+//! `chat` and `guide` know nothing of sockets or backends, and only `backend::candle` knows the tensor library.
 
 pub mod backend;
 pub mod chat;
@@ -39,6 +40,7 @@ pub mod cli;
 pub mod commands;
 pub mod fake_serve;
 pub mod gateway;
+pub mod guide;
 pub mod job;
 pub mod machine;
 pub mod openai;

@@ -14,6 +14,8 @@ use futures::future::BoxFuture;
 use half::bf16;
 use tokio::sync::mpsc;
 
+use crate::guide::Constraint;
+
 /// A source of tokens with proofs' raw material.
 pub trait Backend: Send + Sync + 'static {
     /// What this backend serves. Constant after start.
@@ -68,6 +70,9 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// Whether somebody waits for each id. Where that costs a backend something, one that nobody watches may come in one piece.
     pub streamed: bool,
+    /// The form that the answer is held to: no id is chosen that breaks it, and it ends by an id of the model's own that ends a
+    /// turn. Rows of fin are not touched by it.
+    pub constraint: Option<Constraint>,
 }
 
 impl GenerationRequest {
@@ -82,6 +87,7 @@ impl GenerationRequest {
             logprobs: None,
             stop: Vec::new(),
             streamed: false,
+            constraint: None,
         }
     }
 }

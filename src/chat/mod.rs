@@ -1,11 +1,12 @@
 //! Between messages and tokens.
 //!
 //! In: a buyer's messages; out: prompt ids, by the checkpoint's own template and tokenizer. In: generated ids; out: an
-//! OpenAI-shaped message, also piece by piece. Knows nothing of sockets, backends or proofs. Two things must never happen
+//! OpenAI-shaped message, also piece by piece. Says in plain data what form a request wants its answer held to. Knows nothing of sockets, backends or proofs. Two things must never happen
 //! here: half a character in a piece, and pieces that do not add up to the message.
 
 mod answer;
 mod clock;
+mod constraint;
 mod detokenizer;
 mod dialect;
 mod messages;
@@ -37,6 +38,7 @@ pub use self::tools::ToolChoice;
 use self::dialect::Dialect;
 use self::output::OutputFormat;
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::guide::Constraint;
 use crate::spec::{ReasoningParser, ToolCallParser};
 
 /// The text side of a checkpoint. Cheap to clone.
@@ -151,6 +153,14 @@ impl ChatModel {
     pub fn answer(&self, request: &ChatRequest, in_thought: bool) -> Answer {
         let parser = self.format.parser(request, in_thought);
         Answer::new(Arc::clone(&self.tokenizer), self.format.clone(), request.stop.clone(), parser)
+    }
+
+    /// The form that the request wants an answer to this prompt held to, if it wants one.
+    ///
+    /// # Errors
+    /// When it asks for calls and nothing is known of how this model writes them.
+    pub fn constraint(&self, request: &ChatRequest, prompt: &Prompt) -> Result<Option<Constraint>, RequestError> {
+        constraint::constraint(&self.format, request, prompt)
     }
 
     /// The tokenizer itself.

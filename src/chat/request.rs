@@ -13,11 +13,11 @@ pub struct ChatRequest {
     pub messages: Vec<Value>,
     /// Tool definitions, `None` when there are none or the buyer wants no calls. Only with them are calls read.
     pub tools: Option<Value>,
-    /// What the buyer says of calls. An answer is not held to `Required` and `Named` here.
+    /// What the buyer says of calls.
     pub tool_choice: ToolChoice,
     /// Whether the answer has at most one call: `parallel_tool_calls` is false.
     pub single_call: bool,
-    /// What the content must be. An answer is not held to it here.
+    /// What the content must be.
     pub response_format: ResponseFormat,
     /// Switches for the template, such as `enable_thinking`.
     pub template_kwargs: Map<String, Value>,
@@ -60,13 +60,6 @@ impl ChatRequest {
             template_kwargs: template_kwargs(request)?,
             stop: stops(request.get("stop"))?,
         })
-    }
-
-    /// Whether the buyer wants the answer in a form that a model keeps to only where it is made to.
-    #[must_use]
-    pub fn is_constrained(&self) -> bool {
-        self.response_format != ResponseFormat::Text
-            || matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 }
 
@@ -164,14 +157,9 @@ mod tests {
         let mut request = json!({"messages": [{"role": "user", "content": "x"}],
             "tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false});
         let parsed = ChatRequest::parse(&request).unwrap();
-        assert!(parsed.tools.is_some() && parsed.single_call && !parsed.is_constrained());
-        request["tool_choice"] = json!("required");
-        assert!(ChatRequest::parse(&request).unwrap().is_constrained());
+        assert!(parsed.tools.is_some() && parsed.single_call);
         request["tool_choice"] = json!("none");
-        let parsed = ChatRequest::parse(&request).unwrap();
-        assert!(parsed.tools.is_none() && !parsed.is_constrained());
-        request["response_format"] = json!({"type": "json_object"});
-        assert!(ChatRequest::parse(&request).unwrap().is_constrained());
+        assert!(ChatRequest::parse(&request).unwrap().tools.is_none());
     }
 
     #[test]

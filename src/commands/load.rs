@@ -11,7 +11,7 @@ use crate::backend::candle::{
     CandleBackend, DeviceError, Devices, EngineOptions, LoadError, ProgressFn, SyntheticModel,
 };
 use crate::backend::sglang::{Expected, ServedModel, SglangBackend, SglangOptions};
-use crate::chat::{ChatModel, ChatRequest};
+use crate::chat::{ChatModel, ChatRequest, Tokenizer};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{EngineArgs, ModelArgs, ServeArgs};
 use crate::job::{Limits, Service};
@@ -58,7 +58,15 @@ pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow
     let (options, checkpoint) = (options(args)?, checkpoint.clone());
     let path = checkpoint.path();
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    shown(name, move |progress| CandleBackend::open(&checkpoint, &options, progress)).await
+    shown(name, move |progress| {
+        let backend = CandleBackend::open(&checkpoint, &options, progress)?;
+        let vocabulary = move || {
+            let tokenizer = Tokenizer::open(&checkpoint).map_err(|error| error.to_string())?;
+            Ok(tokenizer.vocabulary(checkpoint.end_ids()))
+        };
+        Ok(backend.with_vocabulary(Box::new(vocabulary)))
+    })
+    .await
 }
 
 /// The text side of a checkpoint, with the parsers of its spec. Opened once: a large vocabulary takes a hundred megabytes.

@@ -109,12 +109,16 @@ impl Service {
         let place = Arc::clone(&self.preparing).acquire_owned().await;
         let (chat, conversation, most) = (self.chat.clone(), request.chat.clone(), self.limits.max_input_tokens);
         let prompt = tokio::task::spawn_blocking(move || {
-            let prompt = chat.prompt(&conversation, most);
+            let prepared = chat.prompt(&conversation, most).and_then(|prompt| {
+                let constraint = chat.constraint(&conversation, &prompt)?;
+                Ok((prompt, constraint))
+            });
             drop(place);
-            prompt
+            prepared
         })
         .await;
-        let Prompt { ids: prompt, in_thought, .. } = prompt.map_err(|fault| JobError::Fault(fault.to_string()))??;
+        let (prompt, constraint) = prompt.map_err(|fault| JobError::Fault(fault.to_string()))??;
+        let Prompt { ids: prompt, in_thought, .. } = prompt;
         timings.prepare = started.elapsed();
         let max_tokens = self.max_tokens(request, prompt.len())?;
         let stop_ids: Vec<u32> = self.end_ids.iter().chain(&request.stop_ids).copied().collect();
@@ -126,6 +130,7 @@ impl Service {
             logprobs: request.logprobs,
             stop: request.chat.stop.clone(),
             streamed: request.streamed,
+            constraint,
         });
         let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };
         let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;

@@ -47,11 +47,6 @@ impl JobRequest {
     pub fn parse(request: &Value, request_id: String) -> Result<Self, RequestError> {
         let fields = Fields(request);
         let chat = ChatRequest::parse(request)?;
-        if chat.is_constrained() {
-            return Err(RequestError::new(
-                "response_format and a tool_choice that asks for a call are not served yet: no backend here can hold an answer to them",
-            ));
-        }
         fields.integer("n", 1, 1)?;
         let max_tokens = match fields.integer("max_completion_tokens", 1, i64::MAX)? {
             Some(n) => Some(n),

@@ -202,9 +202,8 @@ async fn what_a_budget_cuts_is_no_call_and_what_cannot_be_served_is_refused() {
         assert_eq!((message, finish), (want, json!("length")));
     }
     for (key, value, says) in [
-        ("tool_choice", json!("required"), "not served yet"),
         ("tool_choice", json!({"type": "function", "function": {"name": "rm"}}), "none of the tools"),
-        ("response_format", json!({"type": "json_object"}), "not served yet"),
+        ("response_format", json!({"type": "xml"}), "response_format"),
         ("logit_bias", json!({"5": 1}), "logit_bias"),
         ("n", json!(2), "n must be 1"),
         (

@@ -5,6 +5,7 @@
 mod agent_loop;
 mod batching;
 mod cli;
+mod forms;
 mod golden;
 mod logprobs;
 mod ranks;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use engy_miner::backend::Backend;
 use engy_miner::backend::candle::{CandleBackend, EngineOptions};
-use engy_miner::chat::ChatModel;
+use engy_miner::chat::{ChatModel, Tokenizer};
 use engy_miner::checkpoint::Checkpoint;
 use engy_miner::gateway::{Gateway, GatewayConfig, GatewayHandle};
 use engy_miner::job::{Limits, Service};
@@ -33,6 +33,10 @@ pub(crate) fn load(path: &Path) -> (Checkpoint, Arc<CandleBackend>) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let options = EngineOptions { max_total_tokens: Some(4096), ..EngineOptions::default() };
     let backend = CandleBackend::open(&checkpoint, &options, &|_, _| {}).unwrap();
+    // Some fixtures have no tokenizer, and only forms need one.
+    let its = checkpoint.clone();
+    let backend =
+        backend.with_vocabulary(Box::new(move || Ok(Tokenizer::open(&its).unwrap().vocabulary(its.end_ids()))));
     (checkpoint, Arc::new(backend))
 }
 

@@ -45,6 +45,7 @@ use self::weights::{ShardedWeights, SyntheticWeights, WeightSource};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
+use crate::guide::{GuideError, Guides, ReadVocabulary};
 
 /// How the engine shares a machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -141,6 +142,7 @@ impl Default for EngineOptions {
 pub struct CandleBackend {
     info: BackendInfo,
     engine: EngineHandle,
+    guides: Option<Guides>,
 }
 
 impl CandleBackend {
@@ -216,7 +218,16 @@ impl CandleBackend {
                 max_running: options.max_running.max(1),
             },
             engine,
+            guides: None,
         })
+    }
+
+    /// Lets answers be held to a form; `read` gives the model's vocabulary when the first one is. Without, requests that ask for
+    /// one are refused.
+    #[must_use]
+    pub fn with_vocabulary(mut self, read: Box<ReadVocabulary>) -> Self {
+        self.guides = Some(Guides::new(self.info.vocab, read));
+        self
     }
 }
 
@@ -269,13 +280,40 @@ impl<R: StepRunner + Send> StepRunner for Pooled<R> {
     }
 }
 
+impl From<GuideError> for BackendError {
+    fn from(error: GuideError) -> Self {
+        match &error {
+            GuideError::Form(_) => Self::Client(error.to_string()),
+            GuideError::Failed(_) => Self::Broken(error.to_string()),
+        }
+    }
+}
+
 impl Backend for CandleBackend {
     fn info(&self) -> &BackendInfo {
         &self.info
     }
 
-    fn generate(&self, request: GenerationRequest) -> Generation {
-        self.engine.generate(request)
+    fn generate(&self, mut request: GenerationRequest) -> Generation {
+        let (sender, generation) = Generation::channel();
+        let Some(constraint) = request.constraint.take() else {
+            self.engine.generate(request, sender, None);
+            return generation;
+        };
+        let Some(guides) = &self.guides else {
+            let reason = "answers are not held to a form here: the engine was started without a vocabulary";
+            return Generation::refused(BackendError::Client(reason.into()));
+        };
+        let (engine, waiting) = (self.engine.clone(), sender.clone());
+        guides.prepare(
+            constraint,
+            move || waiting.is_cancelled(),
+            move |guide| match guide {
+                Ok(guide) => engine.generate(request, sender, Some(guide)),
+                Err(error) => sender.send(Err(error.into())),
+            },
+        );
+        generation
     }
 
     fn hidden_states(&self, tokens: Vec<u32>, from: usize) -> BoxFuture<'static, Result<FinRows, BackendError>> {

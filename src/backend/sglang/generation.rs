@@ -412,6 +412,8 @@ impl Call<'_> {
         }
         let told = self.told.ids.len();
         let is_full = reason == StopReason::Length && tokens == asked && told < self.answering.request.max_tokens;
+        // A serve holds a call to its form from the call's own start: a second one could not go on where the first ended.
+        let is_full = is_full && self.answering.request.constraint.is_none();
         Ok(if is_full { CallEnd::Full } else { CallEnd::Finished(reason) })
     }
 }

@@ -7,6 +7,7 @@
 //! broke off, and a call that goes on at a serve after its reader has gone.
 
 mod fault;
+mod form;
 mod generation;
 mod health;
 mod model;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::form::Form;
 use crate::backend::{GenerationRequest, SamplingParams};
 
 /// The start of every rid, so that an operator finds our calls in a serve's log.
@@ -48,6 +49,11 @@ pub(super) struct Sampling<'a> {
     /// Versions that lack it refuse it; see [`super::version`].
     #[serde(skip_serializing_if = "Option::is_none")]
     sampling_seed: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    json_schema: Option<String>,
+    /// Versions that lack its newer kind refuse it; see [`super::form`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    structural_tag: Option<String>,
 }
 
 /// What a call asks for beside its tokens.
@@ -63,6 +69,11 @@ pub(super) struct Shape {
 impl<'a> GenerateBody<'a> {
     pub(super) fn new(rid: &'a str, input_ids: &'a [u32], request: &'a GenerationRequest, shape: Shape) -> Self {
         let SamplingParams { temperature, top_p, top_k, min_p, .. } = request.sampling;
+        let (json_schema, structural_tag) = match request.constraint.as_ref().map(Form::of) {
+            None => (None, None),
+            Some(Form::JsonSchema(schema)) => (Some(schema), None),
+            Some(Form::StructuralTag(tag)) => (None, Some(tag)),
+        };
         Self {
             rid,
             input_ids,
@@ -80,6 +91,8 @@ impl<'a> GenerateBody<'a> {
                 stream_interval: shape.stream_interval,
                 // Serves take seeds of 63 bits.
                 sampling_seed: request.sampling.seed.filter(|_| shape.knows_seed).map(|seed| (seed >> 1).cast_signed()),
+                json_schema,
+                structural_tag,
             },
             stream: request.streamed,
             return_hidden_states: true,
@@ -93,6 +106,7 @@ impl<'a> GenerateBody<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guide::{Constraint, Thought};
     use serde_json::json;
 
     #[test]
@@ -111,6 +125,22 @@ mod tests {
                 }
             })
         );
+    }
+
+    #[test]
+    fn a_form_is_a_parameter_of_the_call() {
+        let constraint = Constraint { thought: Thought::None, json: Some(json!({"type": "object"})), calls: None };
+        let mut request = GenerationRequest { constraint: Some(constraint), ..GenerationRequest::greedy(vec![1], 9) };
+        let shape = Shape { max_new_tokens: 9, stream_interval: None, knows_seed: false };
+        let params = |request: &GenerationRequest| {
+            serde_json::to_value(GenerateBody::new("engy-0", &[1], request, shape)).unwrap()["sampling_params"].clone()
+        };
+        let plain = params(&request);
+        assert_eq!((&plain["json_schema"], plain.get("structural_tag")), (&json!(r#"{"type":"object"}"#), None));
+        request.constraint.as_mut().unwrap().thought = Thought::Open;
+        let thinking = params(&request);
+        assert_eq!(thinking.get("json_schema"), None);
+        assert!(thinking["structural_tag"].as_str().unwrap().starts_with(r#"{"type":"structural_tag","format":"#));
     }
 
     #[test]

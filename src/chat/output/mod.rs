@@ -12,6 +12,7 @@
 
 mod assembly;
 mod call;
+mod callable;
 mod calls;
 mod hermes;
 mod json;
@@ -23,12 +24,15 @@ mod written;
 
 use std::sync::Arc;
 
+pub(super) use self::callable::callable;
 use self::calls::CallRules;
 pub use self::plain::PlainText;
 use self::schema::ToolSchemas;
 use self::thoughts::{MarkedText, ThoughtRules};
+use super::Prompt;
 use super::request::ChatRequest;
 use super::tokenizer::Tokenizer;
+use crate::guide::Thought;
 use crate::openai::{Delta, Message};
 use crate::spec::{ReasoningParser, ToolCallParser};
 
@@ -99,6 +103,22 @@ impl OutputFormat {
 
     fn has_token(&self, wanted: Marker) -> bool {
         self.tokens.iter().any(|(_, marker)| *marker == wanted)
+    }
+
+    /// How the model writes calls, where that is known.
+    pub(super) fn call_form(&self) -> Option<ToolCallParser> {
+        self.tool_calls
+    }
+
+    /// What an answer to this prompt may think before its form begins.
+    pub(super) fn thought(&self, prompt: &Prompt) -> Thought {
+        match self.reasoning {
+            None => Thought::None,
+            Some(ReasoningParser::Qwen3) if prompt.in_thought => Thought::Open,
+            // The template has closed it: thinking is off.
+            Some(ReasoningParser::Qwen3) if prompt.text.trim_end().ends_with(Marker::ThinkEnd.text()) => Thought::None,
+            Some(ReasoningParser::Qwen3) => Thought::Possible,
+        }
     }
 
     /// Whether an answer to this prompt starts inside a thought.

@@ -12,7 +12,7 @@ use super::json::{self, Json};
 use crate::chat::python;
 
 /// Levels of `$ref`, `anyOf` and `allOf` that are followed: a schema may name itself.
-const DEEPEST: usize = 16;
+pub(super) const DEEPEST: usize = 16;
 
 /// The tools of a request, by name.
 #[derive(Debug, Clone, Default)]
@@ -24,7 +24,7 @@ pub(super) struct ToolSchema(HashMap<String, Kind>);
 
 /// What a parameter takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Text,
     Integer,
     Number,
@@ -125,7 +125,7 @@ fn number(text: &str) -> Option<String> {
 }
 
 /// The kind of a parameter's schema within its tool's.
-fn kind(schema: &Value, root: &Value) -> Kind {
+pub(super) fn kind(schema: &Value, root: &Value) -> Kind {
     // No type is text to sglang.
     let name = type_name(schema, root, 0).unwrap_or_default().to_ascii_lowercase();
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));

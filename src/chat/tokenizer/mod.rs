@@ -12,6 +12,7 @@ use tokenizers::Model;
 use self::spelling::Spelling;
 use super::request::RequestError;
 use crate::checkpoint::Checkpoint;
+use crate::guide::{Token, Vocabulary};
 
 /// A checkpoint's tokenizer.
 #[derive(Debug)]
@@ -158,6 +159,20 @@ impl Tokenizer {
     #[must_use]
     pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         self.spelling.bytes(&self.inner, id)
+    }
+
+    /// All ids, for guides. Control tokens, and others that look like marks (`<think>`), are no text there: a form that has text
+    /// in it must not be broken by one.
+    #[must_use]
+    pub fn vocabulary(&self, end_ids: Vec<u32>) -> Vocabulary {
+        let ids = self.inner.get_vocab(true).into_values().max().map_or(0, |last| last + 1);
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let is_mark = |token: &str| token.len() > 2 && token.starts_with('<') && token.ends_with('>');
+        let token = |id: u32| match added.get(&id) {
+            Some(token) if token.special || is_mark(&token.content) => Token::Control(token.content.clone()),
+            _ => self.bytes(id).map_or(Token::Unused, Token::Text),
+        };
+        Vocabulary { tokens: (0..ids).map(token).collect(), end_ids }
     }
 
     /// The id of a token, by its exact text.

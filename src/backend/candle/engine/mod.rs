@@ -20,8 +20,9 @@ use super::plan::{StepError, StepOutput, StepRunner};
 use super::sampler::Sampler;
 use super::scheduler::{RowUse, Scheduler, SchedulerConfig, SequenceId, Wanted};
 use crate::backend::{
-    BackendError, FinRows, Generation, GenerationEvent, GenerationRequest, GenerationSender, Load, StopReason, Timings,
+    BackendError, FinRows, GenerationEvent, GenerationRequest, GenerationSender, Load, StopReason, Timings,
 };
+use crate::guide::Guide;
 
 /// Constants of a running engine.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +56,7 @@ struct Shared {
 }
 
 enum Command {
-    Generate(GenerationRequest, GenerationSender),
+    Generate(Box<GenerationRequest>, GenerationSender, Option<Guide>),
     Rows { tokens: Vec<u32>, from: usize, answer: oneshot::Sender<Result<FinRows, BackendError>> },
 }
 
@@ -85,12 +86,13 @@ pub(super) fn start(runner: Box<dyn StepRunner + Send>, config: EngineConfig) ->
 }
 
 impl EngineHandle {
-    pub(super) fn generate(&self, request: GenerationRequest) -> Generation {
-        let (sender, generation) = Generation::channel();
-        if self.commands.send(Command::Generate(request, sender)).is_err() {
-            return Generation::refused(self.gone());
+    /// Starts a generation, held to its form by `guide` where it has one; what comes of it goes to `sender`.
+    pub(super) fn generate(&self, request: GenerationRequest, sender: GenerationSender, guide: Option<Guide>) {
+        if let Err(mpsc::SendError(Command::Generate(_, sender, _))) =
+            self.commands.send(Command::Generate(Box::new(request), sender, guide))
+        {
+            sender.send(Err(self.gone()));
         }
-        generation
     }
 
     pub(super) async fn rows(&self, tokens: Vec<u32>, from: usize) -> Result<FinRows, BackendError> {
@@ -138,6 +140,8 @@ enum Client {
 struct GenerationClient {
     sender: GenerationSender,
     sampler: Sampler,
+    /// What holds it to its form.
+    guide: Option<Guide>,
     /// How many of the best ids each id comes with, where log-probabilities are wanted.
     logprobs: Option<usize>,
     stop_ids: Vec<u32>,
@@ -209,7 +213,7 @@ impl Engine {
         let id = self.next_id;
         self.next_id += 1;
         let outcome = match command {
-            Command::Generate(request, sender) => self.accept_generation(id, request, sender),
+            Command::Generate(request, sender, guide) => self.accept_generation(id, *request, sender, guide),
             Command::Rows { tokens, from, answer } => self.accept_rows(id, tokens, from, answer),
         };
         match outcome {
@@ -223,12 +227,14 @@ impl Engine {
         id: SequenceId,
         request: GenerationRequest,
         sender: GenerationSender,
+        guide: Option<Guide>,
     ) -> Result<Client, (Client, String)> {
         let room = self.config.context.saturating_sub(request.prompt.len());
         let left = request.max_tokens.min(room);
         let client = Client::Generation(Box::new(GenerationClient {
             sender,
             sampler: Sampler::new(request.sampling, &request.prompt),
+            guide,
             logprobs: request.logprobs,
             stop_ids: request.stop_ids,
             left,
@@ -382,7 +388,7 @@ impl Engine {
         self.clients.drain().for_each(|(_, client)| client.fail(failure()));
         for command in inbox.try_iter() {
             match command {
-                Command::Generate(_, sender) => sender.send(Err(failure())),
+                Command::Generate(_, sender, _) => sender.send(Err(failure())),
                 Command::Rows { answer, .. } => drop(answer.send(Err(failure()))),
             }
         }
@@ -400,7 +406,25 @@ impl Engine {
 impl GenerationClient {
     /// What it needs to see of its next row of logits.
     fn wants(&self) -> LogitsWanted {
-        if self.logprobs.is_some() { LogitsWanted::All } else { self.sampler.wants() }
+        // The best ids of all may not be among those that a form allows.
+        if self.logprobs.is_some() || self.guide.is_some() { LogitsWanted::All } else { self.sampler.wants() }
+    }
+
+    /// The next id, one that the form allows where there is a form.
+    fn choose(&mut self, mut logits: RowLogits) -> Result<u32, BackendError> {
+        let broken = || {
+            let reason = "the model gave no finite logit: weights of its checkpoint may be damaged; download it again";
+            BackendError::Broken(reason.into())
+        };
+        let Some(guide) = &mut self.guide else {
+            return self.sampler.choose(logits).ok_or_else(broken);
+        };
+        let mask = guide.mask()?;
+        if let RowLogits::All(logits) = &mut logits {
+            mask.apply(logits);
+        }
+        // Where no logit that is allowed is a number, a choice among equals would fall on one that is not.
+        self.sampler.choose(logits).filter(|id| mask.allows(*id)).ok_or_else(broken)
     }
 
     /// Chooses the next id and tells the reader. `None` when the answer has ended.
@@ -416,11 +440,12 @@ impl GenerationClient {
             (Some(k), RowLogits::All(logits)) => Some((k, logits.clone())),
             _ => None,
         };
-        let Some(id) = self.sampler.choose(logits) else {
-            self.sender.send(Err(BackendError::Broken(
-                "the model gave no finite logit: weights of its checkpoint may be damaged; download it again".into(),
-            )));
-            return None;
+        let id = match self.choose(logits) {
+            Ok(id) => id,
+            Err(error) => {
+                self.sender.send(Err(error));
+                return None;
+            }
         };
         let now = Instant::now();
         let began = *self.began.get_or_insert(began);
@@ -440,6 +465,8 @@ impl GenerationClient {
         } else if self.left == 0 {
             StopReason::Length
         } else {
+            // The ids that may come next are found while the model reads this one.
+            self.guide.iter_mut().for_each(|guide| guide.accept(id));
             return Some(id);
         };
         let timings = Timings {

@@ -1,7 +1,9 @@
 //! What becomes of open requests when a step fails.
 
 use super::*;
+use crate::backend::Generation;
 use crate::backend::candle::plan::{StepOutput, StepPlan};
+use crate::guide::{Constraint, Guides, Thought, Token, Vocabulary};
 
 const HIDDEN: usize = 2;
 const VOCAB: usize = 8;
@@ -20,6 +22,8 @@ enum Fault {
     Fatal,
     Panic,
     WrongRows,
+    /// The only logit that is a number is id 3's.
+    NoNumbers,
 }
 
 impl StepRunner for Scripted {
@@ -28,16 +32,17 @@ impl StepRunner for Scripted {
         if self.steps == 1 {
             let _ = self.all_sent.recv();
         }
-        let mut rows = plan.outputs.len();
+        let (mut rows, mut other) = (plan.outputs.len(), 0.0);
         if self.steps == self.fails_at {
             match self.fault {
                 Fault::Step => return Err(StepError::step("a number overflowed".into())),
                 Fault::Fatal => return Err(StepError::fatal("rank 2: it is gone".into())),
                 Fault::Panic => std::panic::resume_unwind(Box::new("a fault")),
                 Fault::WrongRows => rows += 1,
+                Fault::NoNumbers => other = f32::NAN,
             }
         }
-        let logits = RowLogits::All((0..VOCAB).map(|id| if id == 3 { 1.0 } else { 0.0 }).collect());
+        let logits = RowLogits::All((0..VOCAB).map(|id| if id == 3 { 1.0 } else { other }).collect());
         let chosen = plan.outputs.iter().filter(|output| output.logits != LogitsWanted::Nothing).count();
         Ok(StepOutput { fin: vec![bf16::ONE; rows * HIDDEN], logits: vec![logits; chosen] })
     }
@@ -49,6 +54,56 @@ fn engine(fails_at: usize, fault: Fault) -> (EngineHandle, mpsc::Sender<()>) {
     let scheduler = SchedulerConfig { max_running: 2, prefill_chunk: 8, blocks: 16, prefix_blocks: 0, snapshots: None };
     let config = EngineConfig { scheduler, hidden: HIDDEN, vocab: VOCAB, context: 256 };
     (start(Box::new(Scripted { all_sent, steps: 0, fails_at, fault }), config).unwrap(), gate)
+}
+
+fn generate(engine: &EngineHandle, request: GenerationRequest) -> Generation {
+    let (sender, generation) = Generation::channel();
+    engine.generate(request, sender, None);
+    generation
+}
+
+/// A generation that is held to the numbers 1 and 11: id 5 is the digit, id 0 ends the turn, id 3 is another digit.
+fn generate_held(engine: &EngineHandle, request: GenerationRequest) -> Generation {
+    let text = |text: &str| Token::Text(text.into());
+    let texts = ["b", "{", "9", "}", "1"].map(text);
+    let vocabulary = Vocabulary { tokens: [&[Token::Control("<end>".into())][..], &texts].concat(), end_ids: vec![0] };
+    let guides = Guides::new(VOCAB, Box::new(move || Ok(vocabulary.clone())));
+    let schema = serde_json::json!({"enum": [1, 11]});
+    let constraint = Constraint { thought: Thought::None, json: Some(schema), calls: None };
+    let (sender, generation) = Generation::channel();
+    let engine = engine.clone();
+    guides.prepare(constraint, || false, move |guide| engine.generate(request, sender, Some(guide.unwrap())));
+    generation
+}
+
+#[tokio::test]
+async fn no_id_is_chosen_that_breaks_the_form() {
+    let (engine, gate) = engine(0, Fault::Step);
+    drop(gate);
+    let ending = GenerationRequest { stop_ids: vec![0], ..request(50) };
+    let mut generation = generate_held(&engine, ending.clone());
+    let mut ids = Vec::new();
+    let end = loop {
+        match generation.next().await.unwrap().unwrap() {
+            GenerationEvent::Tokens { ids: new, .. } => ids.extend(new),
+            GenerationEvent::Finished { reason, .. } => break reason,
+            _ => {}
+        }
+    };
+    // Of equals the lowest id is chosen: the end, as soon as there may be one.
+    assert_eq!((ids, end), (vec![5, 0], StopReason::StopId(0)));
+    assert_eq!(read(generate_held(&engine, request(1))).await, (1, None), "its budget ends it before its form does");
+    assert_eq!(read(generate_held(&engine, request(9))).await, (9, None), "without a stop id the budget does");
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_follow_is_an_error() {
+    let (engine, gate) = engine(2, Fault::NoNumbers);
+    drop(gate);
+    let (count, error) = read(generate_held(&engine, request(50))).await;
+    let Some(BackendError::Broken(reason)) = error else { panic!("{error:?}") };
+    assert!(count == 1 && reason.contains("no finite logit"), "{count}: {reason}");
+    assert_eq!(read(generate(&engine, request(5))).await, (5, None), "the next one is served");
 }
 
 fn request(max_tokens: usize) -> GenerationRequest {
@@ -73,7 +128,7 @@ async fn read(mut generation: Generation) -> (usize, Option<BackendError>) {
 async fn a_failed_step_ends_its_requests_and_no_others() {
     for (fault, named) in [(Fault::Step, "a number overflowed"), (Fault::WrongRows, "values of fin")] {
         let (engine, gate) = engine(5, fault);
-        let open: Vec<_> = (0..3).map(|_| engine.generate(request(50))).collect();
+        let open: Vec<_> = (0..3).map(|_| generate(&engine, request(50))).collect();
         drop(gate);
         // Two run, one waits.
         let mut ends = Vec::new();
@@ -85,7 +140,7 @@ async fn a_failed_step_ends_its_requests_and_no_others() {
             assert!(reason.contains(named), "{fault:?}: {reason}");
         }
         assert_eq!(ends[2], (50, None), "{fault:?}: the one that waited is served");
-        assert_eq!(read(engine.generate(request(5))).await, (5, None), "{fault:?}: the next one is served");
+        assert_eq!(read(generate(&engine, request(5))).await, (5, None), "{fault:?}: the next one is served");
         assert_eq!(engine.ended(), None);
     }
 }
@@ -94,7 +149,7 @@ async fn a_failed_step_ends_its_requests_and_no_others() {
 async fn a_runner_that_is_lost_ends_the_engine_and_every_request() {
     for (fault, named) in [(Fault::Fatal, "rank 2: it is gone"), (Fault::Panic, "a fault")] {
         let (engine, gate) = engine(5, fault);
-        let open: Vec<_> = (0..3).map(|_| engine.generate(request(50))).collect();
+        let open: Vec<_> = (0..3).map(|_| generate(&engine, request(50))).collect();
         drop(gate);
         for generation in open {
             let (_, error) = read(generation).await;
@@ -106,7 +161,7 @@ async fn a_runner_that_is_lost_ends_the_engine_and_every_request() {
             tokio::task::yield_now().await;
         }
         assert!(engine.ended().unwrap().contains(named), "{fault:?}: {:?}", engine.ended());
-        let (_, error) = read(engine.generate(request(5))).await;
+        let (_, error) = read(generate(&engine, request(5))).await;
         let Some(BackendError::Broken(reason)) = error else { panic!("{fault:?}: {error:?}") };
         assert!(reason.contains("the engine has ended") && reason.contains(named), "{fault:?}: {reason}");
     }
