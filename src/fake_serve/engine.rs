@@ -125,8 +125,9 @@ impl Engine {
                     stop_ids: request.stop_ids,
                     sampling: request.sampling,
                     logprobs: request.logprobs,
-                    // The serve looks for stop strings itself.
+                    // The serve looks for stop strings itself, and knows no grammars.
                     stop: Vec::new(),
+                    constraint: None,
                     streamed: true,
                 });
                 Tokens::Backend { generation, ready: VecDeque::new() }
