@@ -61,6 +61,7 @@ fn checkpoints_that_are_none() {
     fails_with(run(&broken), "the tokenizer of");
     std::fs::remove_file(broken.join("tokenizer.json")).unwrap();
     fails_with(run(&broken), "no tokenizer at");
+    std::fs::copy(llama.join("tokenizer.json"), broken.join("tokenizer.json")).unwrap();
     std::fs::write(broken.join("config.json"), r#"{"model_type": "mamba"}"#).unwrap();
     fails_with(run(&broken), "the architecture \"mamba\" is not supported");
 }
