@@ -1,5 +1,6 @@
 //! The sglang backend against stand-ins for serves of all versions, and against recorded traffic.
 
+mod edges;
 mod equality;
 mod faults;
 mod field_cases;
