@@ -74,9 +74,11 @@ pub(super) fn chat(checkpoint: &Checkpoint, spec: &ModelSpec) -> anyhow::Result<
     Ok(ChatModel::open(checkpoint)?.with_parsers(spec.reasoning_parser, spec.tool_call_parser))
 }
 
-/// A question whose prompt serves are probed with.
+/// A question whose prompt serves are probed with. A new one each time: of a prompt that it knows, a serve with a prefix cache
+/// returns no rows, and would pass for one that returns none of any.
 fn probe_question(chat: &ChatModel) -> anyhow::Result<Vec<u32>> {
-    let question = serde_json::json!({"messages": [{"role": "user", "content": "Hello?"}]});
+    let content = format!("Hello {}?", uuid::Uuid::new_v4().simple());
+    let question = serde_json::json!({"messages": [{"role": "user", "content": content}]});
     Ok(chat.prompt(&ChatRequest::parse(&question)?, usize::MAX)?.ids)
 }
 

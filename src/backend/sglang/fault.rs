@@ -13,7 +13,7 @@ const LONGEST_QUOTE: usize = 400;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) error: BackendError,
-    /// Whether the serve has done nothing for the call, so that another may be asked.
+    /// Whether the serve has done nothing for the call that anybody has seen, so that another may be asked.
     pub(super) refused: bool,
 }
 
@@ -41,7 +41,7 @@ impl Fault {
     /// have begun when the request is looked at.
     pub(super) fn in_reply(error: &ServeError, behind_tokens: bool) -> Self {
         let status = error.code.unwrap_or(if behind_tokens { 500 } else { 400 });
-        Self { error: classify(status, &quote(&error.message)), refused: false }
+        Self { error: classify(status, &quote(&error.message)), refused: is_refusal(status) }
     }
 
     /// The serve ended a generation by itself.
@@ -51,7 +51,8 @@ impl Fault {
             Some(status @ 400..=499 | status @ 503) => classify(status, &message),
             _ => BackendError::Broken(format!("the serve gave up the answer by itself: {message}")),
         };
-        Self { error, refused: false }
+        // A full queue, which a stream has no status to say with.
+        Self { refused: matches!(error, BackendError::Busy(_)), error }
     }
 }
 
@@ -180,6 +181,7 @@ mod tests {
         let of = |status| Fault::aborted(Some("it is too long"), status).error;
         assert!(matches!(of(Some(400)), BackendError::Client(_)));
         assert!(matches!(of(Some(503)), BackendError::Busy(_)));
+        assert!(Fault::aborted(None, Some(503)).refused && !Fault::aborted(None, Some(500)).refused);
         assert!(matches!(of(Some(500)), BackendError::Broken(_)));
         assert!(matches!(of(None), BackendError::Broken(message) if message.contains("by itself")));
     }

@@ -49,6 +49,18 @@ enum CallEnd {
     Diverged,
 }
 
+/// What a call asks for.
+struct Question {
+    /// The prompt, and the answer's tokens that the call goes on from.
+    input: Vec<u32>,
+    /// The token that shall come again.
+    overlap: Option<u32>,
+    /// Tokens of the answer in `input`.
+    known: usize,
+    /// New tokens at most, the one that comes again among them.
+    asked: usize,
+}
+
 /// Why a call was broken off.
 enum Break {
     Fault(Fault),
@@ -96,29 +108,51 @@ impl Answering {
         }
     }
 
-    /// One call, and what becomes of it.
+    /// One call, and what becomes of it. A call of which nothing was told is sent once more where its serve did not take it, or was
+    /// lost before its first token: to another serve, if there is one.
     async fn call(&self, told: &mut Told, overlaps: bool, sender: &PacedSender) -> Result<CallEnd, Fault> {
         let overlap = told.ids.last().copied().filter(|_| overlaps);
         let known = told.ids.len() - usize::from(overlap.is_some());
         let mut input = self.request.prompt.clone();
         input.extend(&told.ids[..known]);
         let most = self.chunk.min(self.request.max_tokens - told.ids.len());
-        let asked = most + usize::from(overlap.is_some());
-        let (live, response) = self.start(&input, asked).await?;
+        let question = Question { input, overlap, known, asked: most + usize::from(overlap.is_some()) };
+        let before = told.ids.len();
+        let lease = self.pool.lease(question.input.len(), question.asked, None).await?;
+        let first = lease.number();
+        match self.attempt(lease, &question, told, sender).await {
+            Err(fault) if fault.refused && told.ids.len() == before && (before > 0 || !told.first_row_missing) => {
+                tracing::warn!(serve = self.pool.name(first), error = %fault.error, "a serve does not take a call; trying once more");
+            }
+            outcome => return outcome,
+        }
+        let again = self.pool.lease_again(question.input.len(), question.asked, first).await?;
+        self.attempt(again, &question, told, sender).await
+    }
+
+    /// Sends a call to one serve and reads what it answers.
+    async fn attempt(
+        &self,
+        lease: Lease,
+        question: &Question,
+        told: &mut Told,
+        sender: &PacedSender,
+    ) -> Result<CallEnd, Fault> {
+        let (live, response) = self.start(lease, question).await?;
         let streamed =
             response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         let mut call = Call {
             answering: self,
+            question,
+            serve: &live.serve,
             told,
             sender,
-            overlap,
-            sent: input.len(),
             counts_prompts: live.lease.traits().counts_prompts,
-            first: known,
             tokens: Tokens::default(),
             rows: Vec::new(),
             rows_told: 0,
             ids_told: 0,
+            row_0_missing: None,
         };
         let end = if streamed { call.read_stream(response).await } else { call.read_whole(response).await };
         let (reply, found) = match end {
@@ -127,38 +161,23 @@ impl Answering {
             Err(Break::Diverged) => return Ok(CallEnd::Diverged),
             Err(Break::Fault(fault)) => return Err(fault),
         };
-        live.ended();
-        call.end(&reply, found, asked).await
+        let end = call.end(&reply, found);
+        // An answer that broke off may go on at the serve.
+        if reply.meta.finish_reason.is_some() {
+            live.ended();
+        }
+        end
     }
 
-    /// Finds a serve that takes the call: one that refuses it is not the last word, as nothing has been told of it.
-    async fn start(&self, input: &[u32], asked: usize) -> Result<(Live, reqwest::Response), Fault> {
-        let first = match self.ask(self.pool.lease(input.len(), asked, None).await?, input, asked).await {
-            Ok(started) => return Ok(started),
-            Err((_, fault)) if !fault.refused => return Err(fault),
-            Err((serve, fault)) => {
-                tracing::warn!(serve = self.pool.name(serve), error = %fault.error, "a serve refuses a call; trying once more");
-                serve
-            }
-        };
-        let again = self.pool.lease_again(input.len(), asked, first).await?;
-        self.ask(again, input, asked).await.map_err(|(_, fault)| fault)
-    }
-
-    async fn ask(
-        &self,
-        lease: Lease,
-        input: &[u32],
-        asked: usize,
-    ) -> Result<(Live, reqwest::Response), (usize, Fault)> {
-        let (serve, number, traits) = (lease.serve().clone(), lease.number(), lease.traits());
+    async fn start(&self, lease: Lease, question: &Question) -> Result<(Live, reqwest::Response), Fault> {
+        let (serve, traits) = (lease.serve().clone(), lease.traits());
         let live = Live { serve: serve.clone(), rid: rid(), lease, over: false };
         let shape = Shape {
-            max_new_tokens: asked,
-            stream_interval: traits.stream_interval(asked).filter(|_| self.request.streamed),
+            max_new_tokens: question.asked,
+            stream_interval: traits.stream_interval(question.asked).filter(|_| self.request.streamed),
             knows_seed: traits.knows_seed,
         };
-        let body = GenerateBody::new(&live.rid, input, &self.request, shape);
+        let body = GenerateBody::new(&live.rid, &question.input, &self.request, shape);
         match serve.generate(&body).await {
             Ok(response) => Ok((live, response)),
             Err(fault) => {
@@ -166,7 +185,7 @@ impl Answering {
                 if !matches!(fault.error, BackendError::Unavailable(_)) {
                     live.ended();
                 }
-                Err((number, fault))
+                Err(fault)
             }
         }
     }
@@ -200,16 +219,12 @@ impl Drop for Live {
 /// A call that is being read.
 struct Call<'a> {
     answering: &'a Answering,
+    question: &'a Question,
+    serve: &'a Serve,
     told: &'a mut Told,
     sender: &'a PacedSender,
-    /// The token that shall come again.
-    overlap: Option<u32>,
-    /// Prompt tokens of the call.
-    sent: usize,
-    /// Whether the serve's count of them can be relied on.
+    /// Whether the serve's count of a prompt's tokens can be relied on.
     counts_prompts: bool,
-    /// Tokens that were told before it.
-    first: usize,
     tokens: Tokens,
     /// Rows that wait for their ids.
     rows: Vec<bf16>,
@@ -217,6 +232,8 @@ struct Call<'a> {
     rows_told: usize,
     /// Ids of the call that were told or dropped.
     ids_told: usize,
+    /// Whether its first row is missing; known once there is any row, and the same in all that follows.
+    row_0_missing: Option<bool>,
 }
 
 impl Call<'_> {
@@ -275,11 +292,10 @@ impl Call<'_> {
 
     async fn chunk(&self, response: &mut reqwest::Response) -> Result<Option<bytes::Bytes>, Fault> {
         response.chunk().await.map_err(|error| {
-            let (serve, tokens) = (response.url().authority(), self.tokens.ids.len());
-            Fault::broken(format!(
-                "the connection to the serve {serve} broke after {tokens} tokens: {}",
-                causes(&error)
-            ))
+            let (serve, tokens, why) = (self.serve.name(), self.tokens.ids.len(), causes(&error));
+            let fault =
+                Fault::broken(format!("the connection to the serve {serve} broke after {tokens} tokens: {why}"));
+            Fault { refused: tokens == 0, ..fault }
         })
     }
 
@@ -296,15 +312,19 @@ impl Call<'_> {
         if let Some(error) = &reply.error {
             return Err(Fault::in_reply(error, !self.tokens.ids.is_empty()).into());
         }
-        if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| self.counts_prompts && *counted < self.sent) {
+        let sent = self.question.input.len();
+        if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| self.counts_prompts && *counted < sent) {
             return Err(Fault::broken(format!(
-                "the serve read {counted} tokens of a prompt of {}: start it without --allow-auto-truncate",
-                self.sent
+                "the serve read {counted} tokens of a prompt of {sent}: start it without --allow-auto-truncate"
             ))
             .into());
         }
         self.tokens.take(reply)?;
-        if let (Some(known), Some(again)) = (self.overlap, self.tokens.ids.first())
+        let (tokens, asked) = (self.tokens.ids.len(), self.question.asked);
+        if tokens > asked {
+            return Err(Fault::broken(format!("the serve gave {tokens} tokens where {asked} were asked for")).into());
+        }
+        if let (Some(known), Some(again)) = (self.question.overlap, self.tokens.ids.first())
             && known != *again
         {
             return Err(Break::Diverged);
@@ -322,12 +342,27 @@ impl Call<'_> {
     async fn tell(&mut self, row_0_missing: bool) -> Result<(), Fault> {
         let hidden = self.answering.hidden;
         let missing = usize::from(row_0_missing);
-        if row_0_missing && self.overlap.is_none() {
-            if self.first > 0 {
+        let Question { overlap, known, asked, .. } = *self.question;
+        if (row_0_missing || self.rows_told > 0 || !self.rows.is_empty())
+            && *self.row_0_missing.get_or_insert(row_0_missing) != row_0_missing
+        {
+            // Rows are known by their place alone.
+            return Err(Fault::broken(
+                "the serve's stream has the first row of hidden states in one event, and not in another",
+            ));
+        }
+        // Rows that wait for their ids are held, so there must be an end to them.
+        if self.rows_told + self.rows.len() / hidden > asked {
+            return Err(Fault::broken(format!(
+                "the serve gave more rows of hidden states than the {asked} tokens that were asked for: start it with \
+                 --chunked-prefill-size -1"
+            )));
+        }
+        if row_0_missing && overlap.is_none() {
+            if known > 0 {
                 return Err(Fault::broken(format!(
-                    "the serve lost the row of hidden states of token {}, where it went on with the answer: start it with \
-                     --disable-radix-cache",
-                    self.first
+                    "the serve lost the row of hidden states of token {known}, where it went on with the answer: start it with \
+                     --disable-radix-cache"
                 )));
             }
             // Before the first row is told, whose place depends on it.
@@ -336,7 +371,7 @@ impl Call<'_> {
             }
         }
         // The token that came again is known, and its row is none of a decode step.
-        let dropped_ids = usize::from(self.overlap.is_some());
+        let dropped_ids = usize::from(overlap.is_some());
         let dropped_rows = dropped_ids.saturating_sub(missing);
         if self.rows_told < dropped_rows && self.rows.len() >= hidden {
             self.rows.drain(..hidden);
@@ -367,8 +402,8 @@ impl Call<'_> {
     }
 
     /// What the end of a reply means: whether all is there, and who ended the answer.
-    async fn end(self, reply: &Reply, found: Option<RowsFound>, asked: usize) -> Result<CallEnd, Fault> {
-        let ids = &self.tokens.ids;
+    fn end(self, reply: &Reply, found: Option<RowsFound>) -> Result<CallEnd, Fault> {
+        let (ids, Question { overlap, asked, .. }) = (&self.tokens.ids, self.question);
         let reason = match &reply.meta.finish_reason {
             Some(FinishReason::Stop(matched)) => match matched {
                 Matched::Text(_) => StopReason::StopString,
@@ -378,7 +413,11 @@ impl Call<'_> {
                     None => StopReason::StopString,
                 },
             },
-            Some(FinishReason::Length { .. }) => StopReason::Length,
+            // A serve looks at its budget before it looks at ids: the answer may have ended where the call did.
+            Some(FinishReason::Length { .. }) => {
+                let last = ids.last().filter(|id| self.answering.request.stop_ids.contains(id));
+                last.map_or(StopReason::Length, |id| StopReason::StopId(*id))
+            }
             Some(FinishReason::Abort { message, status_code, .. }) => {
                 return Err(Fault::aborted(message.as_deref(), *status_code));
             }
@@ -393,11 +432,8 @@ impl Call<'_> {
         if tokens == 0 {
             return Err(Fault::broken("the serve ended the answer without a token"));
         }
-        if tokens > asked {
-            return Err(Fault::broken(format!("the serve gave {tokens} tokens where {asked} were asked for")));
-        }
         let RowsFound { rows, first_row_missing, .. } = found.unwrap_or_default();
-        if rows == 0 && !(tokens == 1 && self.overlap.is_some()) {
+        if rows == 0 && !(tokens == 1 && overlap.is_some()) {
             return Err(Fault::broken(format!(
                 "the serve gave {tokens} tokens and no hidden states: start it with --enable-return-hidden-states, and without \
                  anything that takes them out of its replies"
@@ -411,7 +447,7 @@ impl Call<'_> {
             )));
         }
         let told = self.told.ids.len();
-        let is_full = reason == StopReason::Length && tokens == asked && told < self.answering.request.max_tokens;
+        let is_full = reason == StopReason::Length && tokens == *asked && told < self.answering.request.max_tokens;
         // A serve holds a call to its form from the call's own start: a second one could not go on where the first ended.
         let is_full = is_full && self.answering.request.constraint.is_none();
         Ok(if is_full { CallEnd::Full } else { CallEnd::Finished(reason) })

@@ -10,8 +10,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::advice;
 use super::pool::{Member, ServeLoad};
-use super::probe::kv_limit;
+use super::probe::{Expected, kv_limit, probe};
 use super::serve::Answer;
 
 /// How often serves are asked.
@@ -64,20 +65,25 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { up_since: now, away: None, late_since: None, silent: 0, good: 0, last: None }
+    /// For a serve that is away for this reason, or well.
+    pub(super) fn new(now: Instant, away: Option<String>) -> Self {
+        Self { up_since: now, away, late_since: None, silent: 0, good: 0, last: None }
     }
 
     /// Takes signs; why the serve is away, or `None` if it is well.
     pub(super) fn judge(&mut self, signs: &Signs, now: Instant) -> Option<&str> {
         let standstill = self.standstill(signs.load, now);
         let fault = match &signs.health {
-            HealthSign::Bad(why) => Some(why.clone()),
+            HealthSign::Bad(why) => {
+                // What it worked on is gone with it.
+                self.last = None;
+                Some(why.clone())
+            }
             HealthSign::Late => {
                 let since = *self.late_since.get_or_insert(now);
                 self.silent = if signs.load.is_none() { self.silent + 1 } else { 0 };
                 if self.silent >= SILENT_TIMES {
-                    Some(format!("it answers neither /health nor its load, {} times", self.silent))
+                    Some("it answers neither /health nor its load".to_owned())
                 } else {
                     let late = now.duration_since(since) >= LATE_FOR;
                     late.then(|| format!("it has not answered /health for {} s", LATE_FOR.as_secs()))
@@ -100,20 +106,26 @@ impl Judge {
                     self.up_since = now;
                 }
             }
-            None => {}
+            // Late, and no worse: it is not back.
+            None => self.good = 0,
         }
         self.away.as_deref()
     }
 
     fn standstill(&mut self, load: Option<ServeLoad>, now: Instant) -> Option<String> {
-        let load = load?;
-        let since = match self.last {
+        let (load, since) = match (self.last, load) {
             // Idle is no standstill, and neither is a count that moves, whichever way.
-            Some((last, since)) if load.running > 0 && last.running > 0 && last.tokens == load.tokens => since,
-            _ => now,
+            (Some((last, since)), Some(load)) if load.running > 0 && last.running > 0 && last.tokens == load.tokens => {
+                (load, since)
+            }
+            (_, Some(load)) => (load, now),
+            // The scheduler answers it, and one that hangs does not.
+            (Some(known), None) => known,
+            (None, None) => return None,
         };
         self.last = Some((load, since));
-        let hangs = now.duration_since(since) >= STANDSTILL && now.duration_since(self.up_since) >= WARM_UP;
+        let hangs =
+            load.running > 0 && now.duration_since(since) >= STANDSTILL && now.duration_since(self.up_since) >= WARM_UP;
         hangs.then(|| {
             format!(
                 "it hangs: {} requests run and no token came for {} s; restart it",
@@ -124,9 +136,48 @@ impl Judge {
     }
 }
 
+/// What a serve must be when it comes back: as it was found at the start.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    hidden: usize,
+    checkpoint: String,
+    at_once: usize,
+    prompt: Vec<u32>,
+    promised: usize,
+    /// The context that requests are admitted by.
+    context: usize,
+}
+
+impl Wanted {
+    pub(super) fn new(expected: Expected<'_>, context: usize) -> Self {
+        let Expected { hidden, context: promised, checkpoint, at_once, prompt } = expected;
+        Self { hidden, checkpoint: checkpoint.to_owned(), at_once, prompt: prompt.to_vec(), promised, context }
+    }
+
+    /// Looks at a serve that was away: it may have been started anew, with other flags or another model. Why it cannot be used.
+    async fn look(&self, member: &Member) -> Option<String> {
+        let Self { hidden, checkpoint, at_once, prompt, promised, context } = self;
+        let (hidden, at_once, promised) = (*hidden, *at_once, *promised);
+        let probed = probe(&member.serve, Expected { hidden, context: promised, checkpoint, at_once, prompt }).await;
+        if let Some(fault) = probed.fault() {
+            return Some(format!("it is back and cannot be used: {}{}", fault.what, advice(fault)));
+        }
+        if let Some(served) = probed.context.filter(|served| served < context) {
+            return Some(format!(
+                "it is back with a context of {served} tokens, and {context} are announced: restart the miner"
+            ));
+        }
+        let mut state = member.state();
+        state.traits = probed.traits;
+        state.kv_limit = probed.kv_limit.or(state.kv_limit);
+        None
+    }
+}
+
 /// Asks a serve for ever, and keeps what is known of it up to date.
-pub(super) async fn watch(member: Arc<Member>) {
-    let mut judge = Judge::new(Instant::now());
+pub(super) async fn watch(member: Arc<Member>, wanted: Arc<Wanted>) {
+    let was_away = member.state().away.clone();
+    let mut judge = Judge::new(Instant::now(), was_away);
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -143,7 +194,14 @@ pub(super) async fn watch(member: Arc<Member>) {
             Answer::Unreachable(why) => HealthSign::Bad(format!("it cannot be reached: {why}")),
         };
         let signs = Signs { health, load: load.ok().as_ref().and_then(read_load) };
-        let away = judge.judge(&signs, Instant::now()).map(str::to_owned);
+        let mut away = judge.judge(&signs, Instant::now()).map(str::to_owned);
+        let before = member.state().away.clone();
+        if away.is_none() && before.is_some() {
+            away = wanted.look(&member).await;
+            if let Some(why) = away.as_ref().filter(|_| away != before) {
+                tracing::error!(serve = serve.name(), why, "a serve is still away");
+            }
+        }
         let known = {
             let mut state = member.state();
             match (&state.away, &away) {
@@ -209,7 +267,7 @@ mod tests {
     #[test]
     fn a_refusal_is_the_end_at_once_and_two_good_answers_the_return() {
         let start = Instant::now();
-        let mut judge = Judge::new(start);
+        let mut judge = Judge::new(start, None);
         let good = Signs { health: HealthSign::Good, load: load(0, 0) };
         let bad = Signs { health: HealthSign::Bad("/health answers 503".into()), load: None };
         assert_eq!(judge.judge(&good, start), None);
@@ -217,24 +275,31 @@ mod tests {
         assert!(judge.judge(&good, at(start, 10)).is_some());
         assert!(judge.judge(&bad, at(start, 15)).is_some());
         assert!(judge.judge(&good, at(start, 20)).is_some(), "good answers count from the last bad one");
-        assert_eq!(judge.judge(&good, at(start, 25)), None);
+        let late = Signs { health: HealthSign::Late, load: load(0, 0) };
+        assert!(judge.judge(&late, at(start, 25)).is_some());
+        assert!(judge.judge(&good, at(start, 30)).is_some(), "and from the last late one");
+        assert_eq!(judge.judge(&good, at(start, 35)), None);
+        assert!(
+            Judge::new(start, Some("down".into())).judge(&good, start).is_some(),
+            "one that begins away has to come back"
+        );
     }
 
     #[test]
     fn a_late_serve_is_busy_while_its_load_lives_and_gone_without() {
         let start = Instant::now();
         let late = |load| Signs { health: HealthSign::Late, load };
-        let mut judge = Judge::new(start);
+        let mut judge = Judge::new(start, None);
         assert_eq!(judge.judge(&late(None), start), None, "once may be chance");
         assert!(judge.judge(&late(None), at(start, 13)).is_some());
         // Alive on its load for two minutes.
-        let mut judge = Judge::new(start);
+        let mut judge = Judge::new(start, None);
         for second in (0..120).step_by(10) {
             assert_eq!(judge.judge(&late(load(3, second as usize)), at(start, second)), None, "at {second} s");
         }
         assert!(judge.judge(&late(load(3, 999)), at(start, 120)).unwrap().contains("120 s"));
         // A good answer between starts the two minutes anew.
-        let mut judge = Judge::new(start);
+        let mut judge = Judge::new(start, None);
         judge.judge(&late(load(3, 1)), start);
         judge.judge(&Signs { health: HealthSign::Good, load: load(3, 2) }, at(start, 60));
         assert_eq!(judge.judge(&late(load(3, 3)), at(start, 130)), None);
@@ -244,7 +309,7 @@ mod tests {
     fn a_serve_that_works_and_gives_no_token_hangs_but_not_while_it_warms_up_or_idles() {
         let start = Instant::now();
         let good = |load| Signs { health: HealthSign::Good, load };
-        let mut judge = Judge::new(start);
+        let mut judge = Judge::new(start, None);
         for second in (0..900).step_by(5) {
             assert_eq!(judge.judge(&good(load(2, 77)), at(start, second)), None, "warming up at {second} s");
         }
@@ -252,11 +317,21 @@ mod tests {
         // It gives tokens again, twice.
         assert!(judge.judge(&good(load(2, 78)), at(start, 905)).is_some());
         assert_eq!(judge.judge(&good(load(2, 79)), at(start, 910)), None);
+        // Its scheduler hangs and answers nothing, while its web server is well.
+        let mut judge = Judge::new(start, None);
+        judge.judge(&good(load(2, 77)), at(start, 900));
+        assert_eq!(judge.judge(&good(None), at(start, 1199)), None);
+        assert!(judge.judge(&good(None), at(start, 1200)).unwrap().contains("hangs"));
+        // Started anew, it has forgotten what it worked on.
+        judge.judge(&Signs { health: HealthSign::Bad("refused".into()), load: None }, at(start, 1205));
+        judge.judge(&good(None), at(start, 1210));
+        assert_eq!(judge.judge(&good(None), at(start, 1215)), None);
         // Idle for hours.
-        let mut judge = Judge::new(start);
+        let mut judge = Judge::new(start, None);
         for second in (0..7200).step_by(300) {
             assert_eq!(judge.judge(&good(load(0, 0)), at(start, second)), None);
         }
+        assert_eq!(judge.judge(&good(None), at(start, 7199)), None, "and then silent");
         // Five minutes between two tokens are allowed, and more are not.
         judge.judge(&good(load(1, 5)), at(start, 7200));
         assert_eq!(judge.judge(&good(load(1, 5)), at(start, 7499)), None);

@@ -25,6 +25,7 @@ use futures::future::BoxFuture;
 use tokio::task::AbortHandle;
 
 use self::generation::Answering;
+use self::health::Wanted;
 pub use self::model::ServedModel;
 use self::pool::{Pool, ServeLoad};
 use self::probe::probe;
@@ -119,12 +120,19 @@ fn serves(options: &SglangOptions) -> Result<Vec<Serve>, SglangError> {
 /// When an address is none. What is wrong with a serve stands among its findings.
 pub async fn examine(options: &SglangOptions, expected: Expected<'_>) -> Result<Report, SglangError> {
     let serves = serves(options)?;
+    let expected = shared_among(serves.len(), expected);
     let probes = serves.iter().map(async |serve| (serve.name(), probe(serve, expected).await.findings));
     Ok(futures::future::join_all(probes).await)
 }
 
+/// What each of so many serves must bear.
+fn shared_among(serves: usize, expected: Expected<'_>) -> Expected<'_> {
+    Expected { at_once: expected.at_once.div_ceil(serves.max(1)), ..expected }
+}
+
 impl SglangBackend {
-    /// Probes the serves and begins to watch over them. Findings that are no faults are logged.
+    /// Probes the serves and begins to watch over them. Findings that are no faults are logged. Beside one that is fit, others that
+    /// cannot be reached are waited for.
     ///
     /// # Errors
     /// When an address is none, or a serve is unfit.
@@ -133,11 +141,15 @@ impl SglangBackend {
         model: ServedModel,
         expected: Expected<'_>,
     ) -> Result<Self, SglangError> {
+        let serves = serves(options)?;
+        let expected = shared_among(serves.len(), expected);
+        let probes = futures::future::join_all(serves.iter().map(|serve| probe(serve, expected))).await;
+        let somebody_is_fit = probes.iter().any(|probed| probed.fault().is_none());
+        let local = serves.iter().filter(|serve| serve.is_local()).count();
         let mut found = Vec::new();
         let (mut context, mut max_running) = (model.context, 0_usize);
-        let mut limits = Vec::new();
-        for serve in serves(options)? {
-            let probed = probe(&serve, expected).await;
+        let mut states = Vec::new();
+        for (serve, probed) in serves.into_iter().zip(probes) {
             for Finding { severity, topic, what, advice } in &probed.findings {
                 match severity {
                     Severity::Note => tracing::info!(serve = serve.name(), topic, "{what}"),
@@ -145,20 +157,42 @@ impl SglangBackend {
                     Severity::Fault => {}
                 }
             }
+            let mut away = None;
             if let Some(finding) = probed.fault() {
-                return Err(SglangError::Unfit { serve: serve.name(), finding: finding.clone() });
+                if !(probed.unreachable && somebody_is_fit) {
+                    return Err(SglangError::Unfit { serve: serve.name(), finding: finding.clone() });
+                }
+                let why = finding.what.clone();
+                tracing::error!(serve = serve.name(), why, "a serve is away; it is used once it is there");
+                away = Some(why);
             }
             context = probed.context.map_or(context, |served| served.min(context));
             max_running += probed.max_running.unwrap_or(expected.at_once);
-            limits.push(probed.kv_limit);
+            states.push((away, probed.kv_limit));
             found.push((serve, probed.traits));
         }
-        let pool = Arc::new(Pool::new(found, |serve| options.max_live_rows.or_else(|| default_live_rows(serve))));
-        for (member, limit) in pool.members().iter().zip(limits) {
-            member.state().kv_limit = limit;
+        let live_rows = |serve: &Serve| options.max_live_rows.or_else(|| default_live_rows(serve, local));
+        let pool = Arc::new(Pool::new(found, live_rows));
+        for (member, (away, limit)) in pool.members().iter().zip(states) {
+            let rows = member.most_rows();
+            if rows / expected.at_once.max(1) < options.chunk {
+                let (serve, chunk, fits) =
+                    (member.serve.name(), options.chunk, (rows / expected.at_once.max(1)).max(1));
+                tracing::info!(
+                    serve,
+                    rows,
+                    chunk,
+                    "long answers wait for one another, so that the serve never holds more rows than it may; a --serve-chunk of \
+                     {fits} lets {} run at once",
+                    expected.at_once
+                );
+            }
+            let mut state = member.state();
+            (state.away, state.kv_limit) = (away, limit);
         }
-        let watches =
-            pool.members().iter().map(|member| tokio::spawn(health::watch(Arc::clone(member))).abort_handle());
+        let wanted = Arc::new(Wanted::new(expected, context));
+        let watch = |member| tokio::spawn(health::watch(Arc::clone(member), Arc::clone(&wanted))).abort_handle();
+        let watches = pool.members().iter().map(watch);
         Ok(Self {
             info: BackendInfo {
                 kind: "sglang",
@@ -181,10 +215,12 @@ impl SglangBackend {
     }
 }
 
-/// Rows that a serve on this machine may hold; for one elsewhere nothing is known of its memory.
-fn default_live_rows(serve: &Serve) -> Option<usize> {
+/// Rows that a serve may hold which shares this machine's memory with others, `local` in all; for one elsewhere nothing is known of
+/// its memory.
+fn default_live_rows(serve: &Serve, local: usize) -> Option<usize> {
     let memory = machine::memory().filter(|_| serve.is_local())?;
-    usize::try_from(memory.total / 1_000_000_000 * ROWS_PER_GB).ok().filter(|rows| *rows > 0)
+    let rows = memory.total / 1_000_000_000 * ROWS_PER_GB / u64::try_from(local.max(1)).ok()?;
+    usize::try_from(rows).ok().filter(|rows| *rows > 0)
 }
 
 impl std::fmt::Debug for SglangBackend {
@@ -249,9 +285,25 @@ impl Backend for SglangBackend {
                 running: sum.running + running,
                 waiting: sum.waiting + waiting,
                 pending_tokens: sum.pending_tokens + pending,
-                kv_used: sum.kv_used + tokens,
+                // Beside a limit that is known, or the share would be wrong.
+                kv_used: sum.kv_used + kv_limit.map_or(0, |_| tokens),
                 kv_limit: sum.kv_limit + kv_limit.unwrap_or(0),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serves_on_this_machine_share_its_memory() {
+        crate::tls::install();
+        let local = Serve::new("http://127.0.0.1:1", None).unwrap();
+        let alone = default_live_rows(&local, 1).unwrap();
+        assert!((1..=machine::memory().unwrap().total as usize / 1_000_000_000 * 270).contains(&alone));
+        assert_eq!(default_live_rows(&local, 3), Some(alone / 3));
+        assert_eq!(default_live_rows(&Serve::new("http://gpu.example", None).unwrap(), 3), None);
     }
 }

@@ -13,6 +13,9 @@ use crate::backend::BackendError;
 /// Before a call that a lone serve refused is sent to it again: a queue that was full has moved on.
 const PAUSE_BEFORE_AGAIN: Duration = Duration::from_millis(500);
 
+/// How often a call that waits for a serve looks whether that is still there.
+const LOOK_WHILE_WAITING: Duration = Duration::from_secs(1);
+
 /// Events a call in streams that repeat all rows in each: they then cost half as many times the rows themselves, and a buyer sees
 /// the answer in so many pieces.
 const EVENTS_OF_REPEATED_ROWS: usize = 8;
@@ -47,7 +50,6 @@ pub(super) struct Pool {
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) serve: Serve,
-    pub(super) traits: Traits,
     number: usize,
     inflight: AtomicUsize,
     /// Rows that it may still hold, where that is bounded.
@@ -61,6 +63,7 @@ pub(super) struct Member {
 pub(super) struct State {
     /// Why it gets no calls now.
     pub(super) away: Option<String>,
+    pub(super) traits: Traits,
     /// What it works on, as it says, where it does.
     pub(super) load: Option<ServeLoad>,
     /// Tokens that its cache holds; known once it has told.
@@ -80,7 +83,8 @@ pub(super) struct ServeLoad {
 #[derive(Debug)]
 pub(super) struct Lease {
     member: Arc<Member>,
-    _rows: Option<OwnedSemaphorePermit>,
+    /// Given back when the call is over.
+    rows: Option<OwnedSemaphorePermit>,
 }
 
 impl Pool {
@@ -92,10 +96,9 @@ impl Pool {
                 rows: most_rows.map(|rows| Arc::new(Semaphore::new(rows))),
                 most_rows: most_rows.unwrap_or(usize::MAX),
                 serve,
-                traits,
                 number,
                 inflight: AtomicUsize::new(0),
-                state: Mutex::default(),
+                state: Mutex::new(State { traits, ..State::default() }),
             })
         };
         Self { members: serves.into_iter().enumerate().map(member).collect() }
@@ -112,27 +115,53 @@ impl Pool {
     /// A place for a call of `input` prompt tokens and `asked` new ones at the serve with the fewest calls; `except` is asked only
     /// if there is no other. Waits until the serve may hold as many rows more.
     pub(super) async fn lease(&self, input: usize, asked: usize, except: Option<usize>) -> Result<Lease, Fault> {
+        loop {
+            if let Some(lease) = Self::lease_at(self.choose(except)?, input, asked).await {
+                return Ok(lease);
+            }
+        }
+    }
+
+    /// The serve with the fewest calls.
+    fn choose(&self, except: Option<usize>) -> Result<Arc<Member>, Fault> {
         let here = || self.members.iter().filter(|member| member.state().away.is_none());
         let fewest = |members: &mut dyn Iterator<Item = &Arc<Member>>| {
             members.min_by_key(|member| member.inflight.load(Ordering::Relaxed)).cloned()
         };
         let others = fewest(&mut here().filter(|member| Some(member.number) != except));
-        let Some(member) = others.or_else(|| fewest(&mut here())) else {
+        others.or_else(|| fewest(&mut here())).ok_or_else(|| {
             let reason = self.away().unwrap_or_else(|| "there is no serve".into());
-            return Err(Fault { error: BackendError::Unavailable(reason), refused: true });
-        };
+            Fault { error: BackendError::Unavailable(reason), refused: true }
+        })
+    }
+
+    /// A place at this serve, once it may hold the call's rows; `None` if it goes away before.
+    async fn lease_at(member: Arc<Member>, input: usize, asked: usize) -> Option<Lease> {
         // Counted while it waits, so that the next call goes elsewhere.
         member.inflight.fetch_add(1, Ordering::Relaxed);
-        let mut lease = Lease { member, _rows: None };
-        if let Some(rows) = lease.member.rows.clone() {
-            let prompt = if lease.member.traits.returns_prompt { input } else { 1 };
-            // One that is larger than all there is runs alone.
-            let wanted = prompt.saturating_add(asked).min(lease.member.most_rows);
-            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-            // Never closed.
-            lease._rows = rows.acquire_many_owned(wanted).await.ok();
+        let mut lease = Lease { member, rows: None };
+        let Some(rows) = lease.member.rows.clone() else { return Some(lease) };
+        let prompt = if lease.traits().returns_prompt { input } else { 1 };
+        // One that is larger than all there is runs alone.
+        let wanted = prompt.saturating_add(asked).min(lease.member.most_rows);
+        let acquiring = rows.acquire_many_owned(u32::try_from(wanted).unwrap_or(u32::MAX));
+        tokio::pin!(acquiring);
+        loop {
+            tokio::select! {
+                biased;
+                rows = &mut acquiring => {
+                    // Never closed.
+                    lease.rows = rows.ok();
+                    return Some(lease);
+                }
+                // What runs at a serve that hangs gives its rows back late or never.
+                () = tokio::time::sleep(LOOK_WHILE_WAITING) => {
+                    if lease.member.state().away.is_some() {
+                        return None;
+                    }
+                }
+            }
         }
-        Ok(lease)
     }
 
     /// A place for a call that `refused` did not take: at another serve, or there after a pause.
@@ -161,6 +190,11 @@ impl Pool {
 }
 
 impl Member {
+    /// Rows that it may hold for us at once; [`usize::MAX`] where that is not bounded.
+    pub(super) fn most_rows(&self) -> usize {
+        self.most_rows
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Plain values: a panic while they were held leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -173,7 +207,7 @@ impl Lease {
     }
 
     pub(super) fn traits(&self) -> Traits {
-        self.member.traits
+        self.member.state().traits
     }
 
     pub(super) fn number(&self) -> usize {
@@ -236,6 +270,28 @@ mod tests {
         drop(first);
         assert_eq!(second.await.unwrap(), 0);
         assert_eq!(pool.lease(1, 1_000_000, None).await.unwrap().number(), 0, "one that is larger than all runs alone");
+    }
+
+    /// Its rows are held by calls that may never end.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_waits_for_a_serve_which_goes_away_goes_elsewhere() {
+        let pool = pool(2, Some(100));
+        let (_a, _b) = (pool.lease(1, 90, None).await.unwrap(), pool.lease(1, 50, None).await.unwrap());
+        let (waiting, ()) = tokio::join!(pool.lease(1, 90, None), async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert_eq!(pool.inflight(), 3);
+            pool.members().iter().for_each(|member| member.state().away = Some("it hangs".into()));
+        });
+        assert!(waiting.unwrap_err().error.to_string().contains("it hangs"));
+        pool.members()[1].state().away = None;
+        assert_eq!(pool.lease(1, 40, None).await.unwrap().number(), 1);
+        pool.members()[0].state().away = None;
+        let (waiting, ()) = tokio::join!(pool.lease(1, 40, Some(1)), async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            pool.members()[0].state().away = Some("it hangs".into());
+        });
+        assert_eq!(waiting.unwrap().number(), 1);
+        assert_eq!(pool.inflight(), 2);
     }
 
     #[tokio::test(start_paused = true)]

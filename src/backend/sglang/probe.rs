@@ -8,7 +8,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::fault::Fault;
+use super::fault::{Fault, causes, quote};
 use super::pool::Traits;
 use super::reply::{FinishReason, Reply, ReplyReader, RowsFound, StreamEvent, StreamReader};
 use super::request::{GenerateBody, Shape, rid};
@@ -72,13 +72,16 @@ pub(super) struct Probed {
     pub(super) kv_limit: Option<usize>,
     /// Longest sequence, as the serve says.
     pub(super) context: Option<usize>,
+    /// It did not answer at all.
+    pub(super) unreachable: bool,
     /// Requests that it runs at once, as it says.
     pub(super) max_running: Option<usize>,
 }
 
 impl Probed {
     fn add(&mut self, severity: Severity, topic: &'static str, what: impl Into<String>, advice: impl Into<String>) {
-        self.findings.push(Finding { severity, topic, what: what.into(), advice: advice.into() });
+        // Serves put words into it.
+        self.findings.push(Finding { severity, topic, what: quote(&what.into()), advice: advice.into() });
     }
 
     /// The worst finding.
@@ -92,6 +95,7 @@ pub(super) async fn probe(serve: &Serve, expected: Expected<'_>) -> Probed {
     let mut probed = Probed::default();
     match serve.ask("health", ASK_TIMEOUT).await {
         Answer::Unreachable(why) => {
+            probed.unreachable = true;
             probed.add(
                 Severity::Fault,
                 "address",
@@ -120,13 +124,16 @@ pub(super) async fn probe(serve: &Serve, expected: Expected<'_>) -> Probed {
 /// One call as the miner makes them: rows, tokens and what else comes back.
 async fn plain_call(serve: &Serve, expected: Expected<'_>, probed: &mut Probed) {
     let request = GenerationRequest::greedy(expected.prompt.to_vec(), TOKENS);
-    let mut bytes = 0;
+    let (mut bytes, mut rows) = (0, 0);
     let outcome = tokio::time::timeout(CALL_TIMEOUT, async {
         let mut response = call(serve, &request).await?;
         let mut reader = ReplyReader::new(expected.hidden);
-        while let Ok(Some(chunk)) = response.chunk().await {
+        while let Some(chunk) = chunk(&mut response).await? {
             bytes += chunk.len();
-            reader.push(&chunk, &mut |_: &[bf16]| {})?;
+            reader.push(&chunk, &mut |_: &[bf16]| rows += 1)?;
+            if rows > 2 * TOKENS {
+                return Err(Fault::broken(format!("it gives rows of hidden states without end for {TOKENS} tokens")));
+            }
         }
         Ok::<_, Fault>(reader.finish()?)
     });
@@ -143,8 +150,13 @@ async fn plain_call(serve: &Serve, expected: Expected<'_>, probed: &mut Probed) 
 
 async fn call(serve: &Serve, request: &GenerationRequest) -> Result<reqwest::Response, Fault> {
     let rid = rid();
-    let shape = Shape { max_new_tokens: TOKENS, stream_interval: None, knows_seed: false };
+    // An event a token, however the serve was started.
+    let shape = Shape { max_new_tokens: TOKENS, stream_interval: request.streamed.then_some(1), knows_seed: false };
     serve.generate(&GenerateBody::new(&rid, &request.prompt, request, shape)).await
+}
+
+async fn chunk(response: &mut reqwest::Response) -> Result<Option<bytes::Bytes>, Fault> {
+    response.chunk().await.map_err(|error| Fault::broken(format!("its answer broke off: {}", causes(&error))))
 }
 
 fn refused(fault: &Fault, probed: &mut Probed) {
@@ -227,27 +239,34 @@ async fn streamed_call(serve: &Serve, expected: Expected<'_>, probed: &mut Probe
             return Err(Fault::broken("it answers a streamed call with no stream"));
         }
         let mut reader = StreamReader::new(expected.hidden);
-        let mut with_rows = 0;
-        while let Ok(Some(chunk)) = response.chunk().await {
+        let (mut replies, mut with_rows) = (0, 0);
+        while let Some(chunk) = chunk(&mut response).await? {
             let mut bytes = &chunk[..];
             while let Some(event) = reader.next(&mut bytes, &mut |_: &[bf16]| {})? {
-                if let StreamEvent::Reply(reply) = event {
-                    with_rows += usize::from(reply.rows.is_some_and(|found| found.rows + found.prompt_rows > 0));
+                let StreamEvent::Reply(reply) = event else { continue };
+                if let Some(error) = &reply.error {
+                    return Err(Fault::in_reply(error, replies > 0));
                 }
+                replies += 1;
+                with_rows += usize::from(reply.rows.is_some_and(|found| found.rows + found.prompt_rows > 0));
             }
         }
-        Ok::<_, Fault>(with_rows)
+        Ok::<_, Fault>((replies, with_rows))
     });
     match outcome.await {
-        Ok(Ok(0)) => probed.add(
+        Ok(Ok((_, 0))) => probed.add(
             Severity::Fault,
             "streams",
             "a streamed answer came without hidden states",
             "start it without what takes them out of its streams",
         ),
-        Ok(Ok(1)) => probed.add(Severity::Note, "streams", "rows come once, at the end", ""),
-        Ok(Ok(_)) => {
+        Ok(Ok((2.., 1))) => probed.add(Severity::Note, "streams", "rows come once, at the end", ""),
+        Ok(Ok((replies, _))) => {
             probed.traits.repeats_rows = true;
+            if replies == 1 {
+                let what = "a streamed answer came in one event: its rows are taken to be repeated in each of several";
+                return probed.add(Severity::Note, "streams", what, "");
+            }
             probed.add(
                 Severity::Warning,
                 "streams",
@@ -296,24 +315,24 @@ fn judge_info(info: Option<&Value>, model: Option<&Value>, expected: Expected<'_
             "--return-hidden-states-mode full",
         );
     }
-    // Up to there, rows of a batch's prompts are cut as if no prefix had been known and no prompt divided.
-    if version.is_none_or(|version| version < Version::TRUE_LENGTHS) {
-        if info.get("disable_radix_cache").is_some() && !is_on("disable_radix_cache") {
-            probed.add(
-                Severity::Warning,
-                "prefix cache",
-                "in this version a known prefix can give a prompt another request's row",
-                "--disable-radix-cache",
-            );
-        }
-        if number("chunked_prefill_size").is_some_and(|size| size > 0) {
-            probed.add(
-                Severity::Warning,
-                "divided prompts",
-                "in this version a prompt that is read in pieces loses rows: such an answer fails",
-                "--chunked-prefill-size -1",
-            );
-        }
+    // Up to there, rows of a batch's prompts are cut as if no prefix had been known.
+    let cuts_wrong = version.is_none_or(|version| version < Version::TRUE_LENGTHS);
+    if cuts_wrong && info.get("disable_radix_cache").is_some() && !is_on("disable_radix_cache") {
+        probed.add(
+            Severity::Warning,
+            "prefix cache",
+            "in this version a known prefix can give a prompt another request's row",
+            "--disable-radix-cache",
+        );
+    }
+    // The prompt's first rows up to 0.5.15, the answer's last ones since: no version keeps all.
+    if let Some(size) = number("chunked_prefill_size").filter(|size| *size > 0) {
+        probed.add(
+            Severity::Warning,
+            "divided prompts",
+            format!("a prompt that is read in pieces, of more than {size} tokens or beside others, can lose rows: such an answer fails"),
+            "--chunked-prefill-size -1",
+        );
     }
     if is_on("allow_auto_truncate") {
         probed.add(
@@ -439,6 +458,13 @@ mod tests {
             info["version"] = "0.5.23.post1".into();
         });
         assert_eq!(topics(&newer, Severity::Warning), ["context", "places"]);
+        let divided = judge(|info| {
+            info["chunked_prefill_size"] = 8192.into();
+            info["version"] = "0.5.23".into();
+        });
+        assert_eq!(topics(&divided, Severity::Warning), ["divided prompts", "context", "places"]);
+        let evil = judge(|info| info["speculative_algorithm"] = "\u{1b}[31mE\nV".into());
+        assert!(evil.findings.iter().all(|finding| !finding.what.contains(char::is_control)), "{evil:?}");
         assert!(newer.traits.knows_seed);
     }
 

@@ -1,6 +1,7 @@
 //! One serve: its address, and the calls that go to it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -33,7 +34,7 @@ pub(super) struct Serve {
 #[derive(Debug, thiserror::Error)]
 #[error("the serve address {url:?} is wrong: {reason}; give --serve-url an address like http://127.0.0.1:30000")]
 pub struct ServeUrlError {
-    /// As given.
+    /// As given, but for what may be a password.
     url: String,
     reason: String,
 }
@@ -60,7 +61,7 @@ impl Answer {
 impl Serve {
     /// A serve at `url`, which wants this key where it was started with one.
     pub(super) fn new(url: &str, api_key: Option<&str>) -> Result<Self, ServeUrlError> {
-        let wrong = |reason: String| ServeUrlError { url: url.to_owned(), reason };
+        let wrong = |reason: String| ServeUrlError { url: without_user(url), reason };
         let mut parsed = Url::parse(url).map_err(|error| wrong(error.to_string()))?;
         if !matches!(parsed.scheme(), "http" | "https") || parsed.host().is_none() {
             return Err(wrong("it is no http address of a host".into()));
@@ -101,7 +102,9 @@ impl Serve {
 
     /// Whether it runs on this machine.
     pub(super) fn is_local(&self) -> bool {
-        matches!(self.url.host_str(), Some("localhost" | "127.0.0.1" | "[::1]"))
+        let host = self.url.host_str().unwrap_or_default();
+        let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        host == "localhost" || address.is_ok_and(|address| address.is_loopback() || address.is_unspecified())
     }
 
     fn endpoint(&self, path: &str) -> Url {
@@ -169,6 +172,16 @@ impl fmt::Debug for Serve {
     }
 }
 
+/// An address as it may be shown. It may be none, so whatever stands before an `@` counts as a user.
+fn without_user(url: &str) -> String {
+    match url.rsplit_once('@') {
+        Some((user, host)) => {
+            format!("{}***@{host}", user.split_inclusive("://").next().filter(|s| s.ends_with("://")).unwrap_or(""))
+        }
+        None => url.to_owned(),
+    }
+}
+
 /// The first `limit` bytes of a body.
 async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, reqwest::Error> {
     let mut body = Vec::new();
@@ -193,7 +206,15 @@ mod tests {
         assert_eq!((serve.name().as_str(), serve.is_local()), ("127.0.0.1:30000", true));
         assert_eq!(serve.endpoint("generate").path(), "/base/generate");
         assert_eq!(format!("{serve:?}"), "Serve(127.0.0.1:30000)");
-        assert!(!Serve::new("https://gpu.example", None).unwrap().is_local());
+        let is_local = |url| Serve::new(url, None).unwrap().is_local();
+        assert!(
+            ["http://[::1]:1", "http://127.1.2.3", "http://LOCALHOST", "http://0.0.0.0:1"].into_iter().all(is_local)
+        );
+        assert!(!["https://gpu.example", "http://10.0.0.1", "http://[::2]"].into_iter().any(is_local));
+        for wrong in ["ftp://user:pw@a", "http://user:pw@a:99999", "user:pw@a", "http://us@er:pw@a:x"] {
+            let error = Serve::new(wrong, None).unwrap_err().to_string();
+            assert!(error.contains("***@a") && !error.contains("pw") && !error.contains("er:"), "{error}");
+        }
         for wrong in ["", "127.0.0.1:30000", "ws://127.0.0.1:1", "http://"] {
             let error = Serve::new(wrong, None).unwrap_err().to_string();
             assert!(error.contains("--serve-url"), "{error}");

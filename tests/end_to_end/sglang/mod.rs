@@ -1,10 +1,13 @@
 //! The sglang backend against stand-ins for serves of all versions, and against recorded traffic.
 
+mod doctor;
+mod edges;
 mod equality;
 mod faults;
 mod field_cases;
 mod legs;
 mod recorded;
+mod returns;
 
 use std::sync::Arc;
 
