@@ -1,5 +1,8 @@
 //! Every flag: its environment name, default and unit.
 
+mod engine;
+mod serve;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -7,9 +10,9 @@ use bytesize::ByteSize;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::backend::candle::{DeviceName, EngineOptions, Fp8Activations, KvDtype, RankFault, SyntheticModel};
-use crate::backend::sglang::SglangOptions;
-use crate::fake_serve::{Dialect, PromptBlock, Seeded};
+pub use self::engine::{ActivationDtype, EngineArgs, KvCacheDtype, WorldArgs};
+pub use self::serve::{DoctorArgs, FakeServeArgs, PromptBlockKind, ServeArgs};
+use crate::backend::candle::SyntheticModel;
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -150,99 +153,6 @@ pub struct ModelArgs {
     pub spec: Option<PathBuf>,
 }
 
-/// The engine of the candle backend.
-#[derive(Debug, Args)]
-pub struct EngineArgs {
-    /// Requests that make progress at once; more wait.
-    #[arg(long, env = "ENGY_MAX_RUNNING", value_name = "N", default_value_t = EngineOptions::default().max_running, value_parser = at_most::<usize>(1 << 16))]
-    pub max_running_requests: usize,
-    /// Prompt tokens a step: small keeps others' tokens coming, large reads prompts faster.
-    #[arg(long, env = "ENGY_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = EngineOptions::default().prefill_chunk)]
-    pub chunked_prefill_size: usize,
-    /// Tokens that the key/value cache holds, over all requests [default: the model's context, within 2 GiB].
-    #[arg(long, env = "ENGY_MAX_TOTAL_TOKENS", value_name = "TOKENS", value_parser = at_most::<usize>(1 << 40))]
-    pub max_total_tokens: Option<usize>,
-    /// Share of the free memory that this cache may take, in place of a number of tokens [default: 2 GiB].
-    #[arg(long, env = "ENGY_MEM_FRACTION", value_name = "0..1", conflicts_with = "max_total_tokens", value_parser = share)]
-    pub mem_fraction: Option<f64>,
-    /// How keys and values are stored: narrower holds more tokens and moves hidden states by its rounding.
-    #[arg(long, env = "ENGY_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Auto)]
-    pub kv_cache_dtype: KvCacheDtype,
-    /// Of these, how many may keep prefixes that come again; 0 turns that off [default: all that no request needs].
-    #[arg(long, env = "ENGY_PREFIX_CACHE_TOKENS", value_name = "TOKENS")]
-    pub prefix_cache_tokens: Option<usize>,
-    /// Room for snapshots of what linear layers remember (hybrid models: a known prefix needs one), bytes.
-    #[arg(long, env = "ENGY_STATE_CACHE_BYTES", value_name = "BYTES", default_value_t = EngineOptions::default().state_cache_bytes)]
-    pub state_cache_bytes: u64,
-    /// What activations look like where they meet block-FP8 weights: dynamic rounds them to eight bits as serves do on units of
-    /// eight bits.
-    #[arg(long, env = "ENGY_FP8_ACTIVATIONS", value_enum, default_value_t = ActivationDtype::None)]
-    pub fp8_activations: ActivationDtype,
-    /// Who shares the model.
-    #[command(flatten)]
-    pub world: WorldArgs,
-    /// A drill for whoever watches over the miner: a rank that fails, such as 1:1000:panic, at its thousandth collective.
-    #[arg(long, value_name = "RANK:COLLECTIVE:KIND", hide = true)]
-    pub rank_fault: Option<RankFault>,
-}
-
-/// A world of ranks.
-#[derive(Debug, Args)]
-pub struct WorldArgs {
-    /// Ranks that share the model, each with a part of the weights and of the processor's threads (tensor parallelism).
-    #[arg(long, env = "ENGY_TP_SIZE", value_name = "N", default_value_t = 1, value_parser = at_most::<usize>(64))]
-    pub tp_size: usize,
-    /// Where the ranks run, one entry each: cpu for all, or a GPU for each, as in cuda:0,cuda:1 [default: all on the processor].
-    #[arg(long, env = "ENGY_DEVICES", value_name = "DEVICE,...", value_delimiter = ',')]
-    pub devices: Option<Vec<DeviceName>>,
-    /// How long a rank waits for the others before the program gives up and exits, seconds.
-    #[arg(long, env = "ENGY_COLLECTIVE_TIMEOUT", value_name = "SECONDS", default_value_t = EngineOptions::DEFAULT_COLLECTIVE_TIMEOUT.as_secs(), value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
-    pub collective_timeout: u64,
-}
-
-/// A form of activations in eight-bit products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ActivationDtype {
-    /// As they are.
-    None,
-    /// e4m3, scaled by token and group of 128.
-    Dynamic,
-}
-
-impl From<ActivationDtype> for Fp8Activations {
-    fn from(dtype: ActivationDtype) -> Self {
-        match dtype {
-            ActivationDtype::None => Self::AsTheyAre,
-            ActivationDtype::Dynamic => Self::Dynamic,
-        }
-    }
-}
-
-/// A form of keys and values in the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KvCacheDtype {
-    /// f32 on CPU.
-    Auto,
-    /// 4 bytes.
-    F32,
-    /// 2 bytes.
-    Bf16,
-    /// 1 byte.
-    #[value(name = "fp8_e4m3")]
-    Fp8E4m3,
-}
-
-impl From<KvCacheDtype> for KvDtype {
-    fn from(dtype: KvCacheDtype) -> Self {
-        match dtype {
-            KvCacheDtype::Auto => Self::Auto,
-            KvCacheDtype::F32 => Self::F32,
-            KvCacheDtype::Bf16 => Self::Bf16,
-            KvCacheDtype::Fp8E4m3 => Self::Fp8E4m3,
-        }
-    }
-}
-
 /// A backend's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
@@ -261,43 +171,6 @@ impl BackendKind {
             Self::Sglang => "sglang",
         }
     }
-}
-
-/// Serves of `--backend sglang`.
-#[derive(Debug, Args)]
-pub struct ServeArgs {
-    /// An sglang serve's address, or several that share the work.
-    #[arg(long, env = "SERVE_URL", value_name = "URL,...", value_delimiter = ',')]
-    pub serve_url: Vec<String>,
-    /// What the serve was started with as --api-key.
-    #[arg(long, env = "SERVE_API_KEY", value_name = "KEY", hide_env_values = true)]
-    pub serve_api_key: Option<String>,
-    /// Most new tokens a call: a serve holds a whole call's hidden states as text.
-    #[arg(long, env = "TOPLOC_GEN_CHUNK", value_name = "TOKENS", default_value_t = SglangOptions::DEFAULT_CHUNK, value_parser = at_most::<usize>(1 << 20))]
-    pub serve_chunk: usize,
-    /// Rows of hidden states that each serve may hold at once [default: 270 for each GB of this machine, if it runs here].
-    #[arg(long, env = "ENGY_SERVE_MAX_LIVE_ROWS", value_name = "ROWS", value_parser = at_most::<usize>(1 << 30))]
-    pub serve_max_live_rows: Option<usize>,
-}
-
-/// `engy-miner doctor`
-#[derive(Debug, Args)]
-pub struct DoctorArgs {
-    /// Which serves.
-    #[command(flatten)]
-    pub serve: ServeArgs,
-    /// The served model's folder: its configuration, tokenizer and template.
-    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
-    pub checkpoint: PathBuf,
-    /// Which model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Requests at once that the miner would send.
-    #[arg(long, env = "MAX_INFLIGHT", value_name = "N", default_value_t = session::DEFAULT_SLOTS_PER_LEG * session::DEFAULT_LEGS, value_parser = at_most::<usize>(session::MAX_INFLIGHT))]
-    pub max_inflight: usize,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `engy-miner mine`
@@ -368,75 +241,6 @@ pub struct GatewayArgs {
     /// The key that miners must show [default: any key is admitted].
     #[arg(long, env = "MINER_KEY", value_name = "KEY", hide_env_values = true)]
     pub miner_key: Option<MinerKey>,
-}
-
-/// `engy-miner fake-serve`
-#[derive(Debug, Args)]
-pub struct FakeServeArgs {
-    /// Where to listen.
-    #[arg(long, env = "ENGY_FAKE_SERVE_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
-    pub listen: SocketAddr,
-    /// The version of sglang to speak like: 0.4.9, 0.5.2, 0.5.6, 0.5.10, 0.5.15 or 0.5.23.
-    #[arg(long, value_name = "VERSION", default_value_t = Dialect::default())]
-    pub dialect: Dialect,
-    /// The model: a folder (Hugging Face) or a .gguf file.
-    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH", conflicts_with = "seeded")]
-    pub checkpoint: Option<PathBuf>,
-    /// In place of a checkpoint: tokens and rows that are made up of the prompt and a seed; ,end=ID,mean=TOKENS lets answers end by
-    /// themselves.
-    #[arg(long, value_name = "hidden=H,vocab=V[,seed=S,context=TOKENS]", default_value = "hidden=2048,vocab=1000")]
-    pub seeded: Seeded,
-    /// How a checkpoint runs.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// What becomes of the prompt's rows of hidden states.
-    #[arg(long, value_enum, default_value_t = PromptBlockKind::Full)]
-    pub prompt_block: PromptBlockKind,
-    /// Refuse to return hidden states, as a serve without that flag.
-    #[arg(long)]
-    pub disable_return_hidden_states: bool,
-    /// Tokens between events of a stream.
-    #[arg(long, value_name = "TOKENS", default_value_t = 1, value_parser = at_most::<usize>(1 << 20))]
-    pub stream_interval: usize,
-    /// Events of a stream tell what is new, in versions that can.
-    #[arg(long)]
-    pub incremental_streaming_output: bool,
-    /// Treat prefixes of earlier calls as cached: no rows come back for them.
-    #[arg(long)]
-    pub enable_radix_cache: bool,
-    /// What /get_server_info says of speculative decoding.
-    #[arg(long, value_name = "NAME")]
-    pub speculative_algorithm: Option<String>,
-    /// The key that clients must show [default: none].
-    #[arg(long, value_name = "KEY")]
-    pub api_key: Option<String>,
-    /// How long each token takes, milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
-    pub token_ms: u64,
-    /// How long each prompt token takes, microseconds.
-    #[arg(long, value_name = "US", default_value_t = 0)]
-    pub prompt_token_us: u64,
-}
-
-/// What becomes of a prompt's rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PromptBlockKind {
-    /// All come back.
-    Full,
-    /// The last one alone, and in the last event alone, as operators trim their serves.
-    Last,
-    /// None, and row 0 of the answer with them.
-    Missing,
-}
-
-impl From<PromptBlockKind> for PromptBlock {
-    fn from(kind: PromptBlockKind) -> Self {
-        match kind {
-            PromptBlockKind::Full => Self::Full,
-            PromptBlockKind::Last => Self::LastRow,
-            PromptBlockKind::Missing => Self::Missing,
-        }
-    }
 }
 
 /// `engy-miner verify`
