@@ -46,7 +46,7 @@ pub(super) struct Sampling<'a> {
     stop: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_interval: Option<usize>,
-    /// Versions that lack it refuse it; see [`super::version`].
+    /// Versions that lack it refuse it; see [`super::probe::Version`].
     #[serde(skip_serializing_if = "Option::is_none")]
     sampling_seed: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
