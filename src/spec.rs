@@ -32,6 +32,9 @@ pub struct ModelSpec {
     /// How the model marks its thoughts, in the words of sglang's flag; `None` where it has none.
     #[serde(default)]
     pub reasoning_parser: Option<ReasoningParser>,
+    /// Values of a row of its hidden states, where the spec says: another width is another model.
+    #[serde(default)]
+    pub hidden: Option<usize>,
     /// How its answers are proven and judged.
     pub toploc: ToplocSpec,
 }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde_json::json;
 
 use super::load::{self, Served};
@@ -11,8 +12,11 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::DoctorArgs;
 
 pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    if args.model.model.is_none() && args.model.spec.is_none() {
+        bail!("which model does the serve hold? Give --model (MODEL) its name, or --spec a file");
+    }
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let spec = load::spec(&args.model, "qwen3.6-35b-a3b")?;
+    let spec = load::spec(&args.model, "")?;
     let served = Served::new(&checkpoint, &load::chat(&checkpoint, &spec)?, &args.serve, &spec, args.max_inflight)?;
     let report = examine(&served.options, served.expected()).await?;
     let mut out = std::io::stdout().lock();

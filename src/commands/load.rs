@@ -177,6 +177,15 @@ pub(super) fn service(
     if context < spec.context {
         tracing::warn!(context, promised = spec.context, "the checkpoint's context is shorter than the model spec's");
     }
+    // Whoever serves another model than they say is judged a cheat; a stale MODEL is enough for that.
+    if let Some(hidden) = spec.hidden.filter(|hidden| *hidden != backend.info().hidden) {
+        bail!(
+            "the checkpoint is another model than {}: its hidden states have {} values, where that model's have {hidden}; correct \
+             --model (MODEL) or --checkpoint",
+            spec.name,
+            backend.info().hidden
+        );
+    }
     if spec.toploc.k > backend.info().hidden {
         bail!(
             "an answer of one token has {} values of hidden states, fewer than the {} points of a proof; give --spec a model \

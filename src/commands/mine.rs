@@ -36,6 +36,11 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     if spec.max_input_tokens == 0 || spec.max_output_tokens == 0 || args.default_max_tokens == 0 {
         bail!("token limits must be above 0");
     }
+    if args.backend == BackendKind::Candle && !args.serve.serve_url.is_empty() {
+        tracing::warn!(
+            "--serve-url (SERVE_URL) is not used by --backend candle; give --backend sglang to mine over that serve"
+        );
+    }
     session::check_address(&args.gw)?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let name = args.worker_name.or_else(|| std::env::var("ENGY_INSTANCE_ID").ok().filter(|name| !name.is_empty()));

@@ -66,6 +66,16 @@ fn checkpoints_that_are_none() {
     fails_with(run(&broken), "the architecture \"mamba\" is not supported");
 }
 
+/// Whoever serves another model than they say is judged a cheat.
+#[test]
+fn a_checkpoint_of_another_width_than_its_name_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = engy_miner(&["mine", "--legs", "2", "--model", "qwen3.6-35b-a3b"]);
+    command.arg("--checkpoint").arg(fixture("models/tiny-llama")).arg("--state-dir").arg(dir.path());
+    command.env("MINER_KEY", "mk-secret").env("GW", "ws://127.0.0.1:9/gw");
+    fails_with(command.output().unwrap(), "another model than qwen3.6-35b-a3b: its hidden states have 64 values");
+}
+
 #[test]
 fn flags_that_cannot_be_used() {
     let dir = tempfile::tempdir().unwrap();
