@@ -51,7 +51,7 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
     }
     let backend = match (args.synthetic, &args.checkpoint) {
         (Some(model), _) => load::synthetic(model, &engine).await?,
-        (None, Some(checkpoint)) => load::candle(&Checkpoint::open(checkpoint)?, &engine).await?,
+        (None, Some(checkpoint)) => load::candle(&Checkpoint::open(checkpoint)?, &engine, None).await?,
         (None, None) => bail!("what is to be measured? Give --checkpoint or --synthetic"),
     };
     let info = backend.info();

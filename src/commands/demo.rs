@@ -34,8 +34,9 @@ pub(super) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let spec = load::spec(&args.model, DEMO_MODEL)?;
     let checkpoint = Checkpoint::open(&path)?;
     let loading = Instant::now();
-    let backend = load::candle(&checkpoint, &args.engine).await?;
-    let service = load::service(backend, load::chat(&checkpoint, &spec)?, &checkpoint, &spec, args.max_tokens)?;
+    let chat = load::chat(&checkpoint, &spec)?;
+    let backend = load::candle(&checkpoint, &args.engine, Some(&chat)).await?;
+    let service = load::service(backend, chat, &checkpoint, &spec, args.max_tokens)?;
     say(&format!("model     {} from {} in {:.1?}\n", spec.name, path.display(), loading.elapsed()))?;
 
     let mut config = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));

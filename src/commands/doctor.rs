@@ -18,7 +18,7 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let spec = load::spec(&args.model, "")?;
     let served = Served::new(&checkpoint, &load::chat(&checkpoint, &spec)?, &args.serve, &spec, args.max_inflight)?;
-    let report = examine(&served.options, served.expected()).await?;
+    let report = examine(&served.options, served.expected).await?;
     let mut out = std::io::stdout().lock();
     if args.json {
         let serves = report.iter().map(|(serve, findings)| json!({"serve": serve, "findings": findings}));

@@ -20,7 +20,7 @@ pub(super) async fn run(args: FakeServeArgs) -> anyhow::Result<ExitCode> {
             let tokenizer = Tokenizer::open(&checkpoint)?;
             let text: TextOf = Arc::new(move |ids| tokenizer.decode(ids));
             end_ids = checkpoint.end_ids();
-            (Engine::backend(load::candle(&checkpoint, &args.engine).await?, text), path.display().to_string())
+            (Engine::backend(load::candle(&checkpoint, &args.engine, None).await?, text), path.display().to_string())
         }
         None => (Engine::seeded(args.seeded), "made-up".to_owned()),
     };

@@ -11,7 +11,7 @@ use crate::backend::candle::{
     CandleBackend, DeviceError, Devices, EngineOptions, LoadError, ProgressFn, SyntheticModel,
 };
 use crate::backend::sglang::{Expected, ServedModel, SglangBackend, SglangOptions};
-use crate::chat::{ChatModel, ChatRequest, Tokenizer};
+use crate::chat::{ChatModel, ChatRequest};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{EngineArgs, ModelArgs, ServeArgs};
 use crate::job::{Limits, Service};
@@ -52,19 +52,28 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
     })
 }
 
-/// Loads the candle backend, off the async threads.
-pub(super) async fn candle(checkpoint: &Checkpoint, args: &EngineArgs) -> anyhow::Result<Arc<dyn Backend>> {
-    devices(args)?.for_models()?;
-    let (options, checkpoint) = (options(args)?, checkpoint.clone());
+/// A checkpoint's folder or file, as people call it.
+fn name_of(checkpoint: &Checkpoint) -> String {
     let path = checkpoint.path();
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    shown(name, move |progress| {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Loads the candle backend, off the async threads. With `chat`, answers can be held to a form: its vocabulary serves for that too.
+pub(super) async fn candle(
+    checkpoint: &Checkpoint,
+    args: &EngineArgs,
+    chat: Option<&ChatModel>,
+) -> anyhow::Result<Arc<dyn Backend>> {
+    devices(args)?.for_models()?;
+    let (options, checkpoint, chat) = (options(args)?, checkpoint.clone(), chat.cloned());
+    shown(name_of(&checkpoint), move |progress| {
         let backend = CandleBackend::open(&checkpoint, &options, progress)?;
-        let vocabulary = move || {
-            let tokenizer = Tokenizer::open(&checkpoint).map_err(|error| error.to_string())?;
-            Ok(tokenizer.vocabulary(checkpoint.end_ids()))
-        };
-        Ok(backend.with_vocabulary(Box::new(vocabulary)))
+        Ok(match chat {
+            None => backend,
+            Some(chat) => {
+                backend.with_vocabulary(Box::new(move || Ok(chat.tokenizer().vocabulary(checkpoint.end_ids()))))
+            }
+        })
     })
     .await
 }
@@ -82,14 +91,11 @@ fn probe_question(chat: &ChatModel) -> anyhow::Result<Vec<u32>> {
     Ok(chat.prompt(&ChatRequest::parse(&question)?, usize::MAX)?.ids)
 }
 
-/// What a serve of this checkpoint should be like.
+/// Serves by their flags, and what they should be like.
 pub(super) struct Served {
     pub(super) options: SglangOptions,
     pub(super) model: ServedModel,
-    name: String,
-    prompt: Vec<u32>,
-    context: usize,
-    at_once: usize,
+    pub(super) expected: Expected,
 }
 
 impl Served {
@@ -100,7 +106,7 @@ impl Served {
         spec: &ModelSpec,
         at_once: usize,
     ) -> anyhow::Result<Self> {
-        let path = checkpoint.path();
+        let model = ServedModel::of(checkpoint)?;
         Ok(Self {
             options: SglangOptions {
                 urls: args.serve_url.clone(),
@@ -108,22 +114,15 @@ impl Served {
                 chunk: args.serve_chunk,
                 max_live_rows: args.serve_max_live_rows,
             },
-            model: ServedModel::of(checkpoint)?,
-            name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
-            prompt: probe_question(chat)?,
-            context: spec.context,
-            at_once,
+            expected: Expected {
+                hidden: model.hidden,
+                context: spec.context,
+                checkpoint: name_of(checkpoint),
+                at_once,
+                prompt: probe_question(chat)?,
+            },
+            model,
         })
-    }
-
-    pub(super) fn expected(&self) -> Expected<'_> {
-        Expected {
-            hidden: self.model.hidden,
-            context: self.context,
-            checkpoint: &self.name,
-            at_once: self.at_once,
-            prompt: &self.prompt,
-        }
     }
 }
 
@@ -135,9 +134,8 @@ pub(super) async fn sglang(
     spec: &ModelSpec,
     max_inflight: usize,
 ) -> anyhow::Result<Arc<dyn Backend>> {
-    let served = Served::new(checkpoint, chat, args, spec, max_inflight)?;
-    let backend = SglangBackend::open(&served.options, served.model.clone(), served.expected()).await?;
-    Ok(Arc::new(backend))
+    let Served { options, model, expected } = Served::new(checkpoint, chat, args, spec, max_inflight)?;
+    Ok(Arc::new(SglangBackend::open(&options, model, expected).await?))
 }
 
 /// The candle backend with random weights, for benchmarks.

@@ -59,7 +59,7 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     // A broken tokenizer must not cost a load either.
     let chat = load::chat(&checkpoint, &spec)?;
     let backend = match args.backend {
-        BackendKind::Candle => load::candle(&checkpoint, &args.engine).await?,
+        BackendKind::Candle => load::candle(&checkpoint, &args.engine, Some(&chat)).await?,
         BackendKind::Sglang => load::sglang(&checkpoint, &chat, &args.serve, &spec, max_inflight).await?,
     };
     let mut service = load::service(backend, chat, &checkpoint, &spec, args.default_max_tokens)?;

@@ -21,7 +21,7 @@ pub(super) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
     let spec = load::spec(&args.model, record.model.as_deref().unwrap_or(DEMO_MODEL))?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let model_root = checkpoint.model_root()?;
-    let backend = load::candle(&checkpoint, &args.engine).await?;
+    let backend = load::candle(&checkpoint, &args.engine, None).await?;
     let report = match verify(backend.as_ref(), &model_root, &record.commitment, spec.toploc).await {
         Ok(report) => report,
         // A claim that contradicts itself has failed; only a recompute that cannot be done leaves it open.

@@ -266,6 +266,13 @@ impl RandomFaults {
         Self::new(seed, share, kinds)
     }
 
+    /// But none of these.
+    #[must_use]
+    pub fn without(mut self, left_out: impl Fn(&Fault) -> bool) -> Self {
+        self.kinds.retain(|kind| !left_out(kind));
+        self
+    }
+
     fn next(&mut self) -> Option<Fault> {
         // Both are drawn each time, so that a call's fault does not depend on the share.
         let (fails, kind) = (self.random.random_bool(self.share), self.kinds.choose(&mut self.random));

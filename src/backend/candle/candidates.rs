@@ -34,6 +34,11 @@ pub(super) struct Best {
     pub(super) floor: f32,
 }
 
+impl Best {
+    /// The best id alone.
+    pub(super) const GREEDY: Self = Self { count: 1, temperature: 1.0, share: 0.0, floor: 0.0 };
+}
+
 /// What a chooser gets.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum RowLogits {
@@ -216,7 +221,7 @@ mod tests {
     use super::*;
     use crate::backend::candle::parallel::{Solo, world};
 
-    const GREEDY: Best = Best { count: 1, temperature: 1.0, share: 0.0, floor: 0.0 };
+    const GREEDY: Best = Best::GREEDY;
 
     fn row(rng: &mut ChaCha8Rng, vocab: usize) -> Vec<f32> {
         // Steps of a quarter, so that equals are common; now and then no number.

@@ -47,7 +47,7 @@ impl Sampler {
         }
         let temperature = p.temperature;
         let best = match p.top_k {
-            _ if self.is_greedy() => Best { count: 1, temperature: 1.0, share: 0.0, floor: 0.0 },
+            _ if self.is_greedy() => Best::GREEDY,
             Some(k) if k <= MOST_CANDIDATES => Best { count: k, temperature, share: 0.0, floor: 0.0 },
             Some(_) => return LogitsWanted::All,
             None => {
@@ -66,7 +66,11 @@ impl Sampler {
             RowLogits::Best(found) => self.draw(found.best, found.total)?,
             RowLogits::All(mut logits) => {
                 self.penalise(&mut logits);
-                if self.is_greedy() { argmax(&logits)? } else { self.draw_of_all(&logits)? }
+                if self.is_greedy() {
+                    Candidates::of(&logits, 0, Best::GREEDY).best.first()?.0
+                } else {
+                    self.draw_of_all(&logits)?
+                }
             }
         };
         if self.remembers() {
@@ -155,17 +159,6 @@ impl Sampler {
         // Rounding can leave a crumb past the last candidate.
         candidates.last().map(|(id, _)| *id)
     }
-}
-
-/// The id of the highest logit, the lowest of equals.
-fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(u32, f32)> = None;
-    for (id, &logit) in (0_u32..).zip(logits) {
-        if !logit.is_nan() && best.is_none_or(|(_, highest)| logit > highest) {
-            best = Some((id, logit));
-        }
-    }
-    best.map(|(id, _)| id)
 }
 
 #[cfg(test)]

@@ -10,13 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
-use reqwest::header::CONTENT_TYPE;
 
 use super::fault::{Fault, causes};
 use super::pool::{Lease, Pool};
 use super::reply::{FinishReason, Matched, Reply, ReplyReader, RowsFound, StreamEvent, StreamReader};
 use super::request::{GenerateBody, Shape, rid};
-use super::serve::Serve;
+use super::serve::{Serve, is_stream};
 use super::tokens::Tokens;
 use crate::backend::{BackendError, FinRows, GenerationEvent, GenerationRequest, PacedSender, StopReason, Timings};
 
@@ -139,8 +138,7 @@ impl Answering {
         sender: &PacedSender,
     ) -> Result<CallEnd, Fault> {
         let (live, response) = self.start(lease, question).await?;
-        let streamed =
-            response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        let streamed = is_stream(&response);
         let mut call = Call {
             answering: self,
             question,

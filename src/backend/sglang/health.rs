@@ -139,30 +139,20 @@ impl Judge {
 /// What a serve must be when it comes back: as it was found at the start.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    hidden: usize,
-    checkpoint: String,
-    at_once: usize,
-    prompt: Vec<u32>,
-    promised: usize,
+    pub(super) expected: Expected,
     /// The context that requests are admitted by.
-    context: usize,
+    pub(super) context: usize,
 }
 
 impl Wanted {
-    pub(super) fn new(expected: Expected<'_>, context: usize) -> Self {
-        let Expected { hidden, context: promised, checkpoint, at_once, prompt } = expected;
-        Self { hidden, checkpoint: checkpoint.to_owned(), at_once, prompt: prompt.to_vec(), promised, context }
-    }
-
     /// Looks at a serve that was away: it may have been started anew, with other flags or another model. Why it cannot be used.
     async fn look(&self, member: &Member) -> Option<String> {
-        let Self { hidden, checkpoint, at_once, prompt, promised, context } = self;
-        let (hidden, at_once, promised) = (*hidden, *at_once, *promised);
-        let probed = probe(&member.serve, Expected { hidden, context: promised, checkpoint, at_once, prompt }).await;
+        let context = self.context;
+        let probed = probe(&member.serve, &self.expected).await;
         if let Some(fault) = probed.fault() {
             return Some(format!("it is back and cannot be used: {}{}", fault.what, advice(fault)));
         }
-        if let Some(served) = probed.context.filter(|served| served < context) {
+        if let Some(served) = probed.context.filter(|served| *served < context) {
             return Some(format!(
                 "it is back with a context of {served} tokens, and {context} are announced: restart the miner"
             ));
@@ -215,7 +205,7 @@ pub(super) async fn watch(member: Arc<Member>, wanted: Arc<Wanted>) {
         };
         // A serve that still loads tells no limit: it is asked until it does.
         if !known && signs.load.is_some() {
-            let info = serve.ask_either(&["get_server_info", "server_info"], LOAD_TIMEOUT).await.ok();
+            let info = serve.server_info(LOAD_TIMEOUT).await;
             member.state().kv_limit = info.as_ref().and_then(kv_limit);
         }
     }

@@ -118,15 +118,15 @@ fn serves(options: &SglangOptions) -> Result<Vec<Serve>, SglangError> {
 ///
 /// # Errors
 /// When an address is none. What is wrong with a serve stands among its findings.
-pub async fn examine(options: &SglangOptions, expected: Expected<'_>) -> Result<Report, SglangError> {
+pub async fn examine(options: &SglangOptions, expected: Expected) -> Result<Report, SglangError> {
     let serves = serves(options)?;
     let expected = shared_among(serves.len(), expected);
-    let probes = serves.iter().map(async |serve| (serve.name(), probe(serve, expected).await.findings));
+    let probes = serves.iter().map(async |serve| (serve.name(), probe(serve, &expected).await.findings));
     Ok(futures::future::join_all(probes).await)
 }
 
 /// What each of so many serves must bear.
-fn shared_among(serves: usize, expected: Expected<'_>) -> Expected<'_> {
+fn shared_among(serves: usize, expected: Expected) -> Expected {
     Expected { at_once: expected.at_once.div_ceil(serves.max(1)), ..expected }
 }
 
@@ -136,14 +136,10 @@ impl SglangBackend {
     ///
     /// # Errors
     /// When an address is none, or a serve is unfit.
-    pub async fn open(
-        options: &SglangOptions,
-        model: ServedModel,
-        expected: Expected<'_>,
-    ) -> Result<Self, SglangError> {
+    pub async fn open(options: &SglangOptions, model: ServedModel, expected: Expected) -> Result<Self, SglangError> {
         let serves = serves(options)?;
         let expected = shared_among(serves.len(), expected);
-        let probes = futures::future::join_all(serves.iter().map(|serve| probe(serve, expected))).await;
+        let probes = futures::future::join_all(serves.iter().map(|serve| probe(serve, &expected))).await;
         let somebody_is_fit = probes.iter().any(|probed| probed.fault().is_none());
         let local = serves.iter().filter(|serve| serve.is_local()).count();
         let mut found = Vec::new();
@@ -190,7 +186,7 @@ impl SglangBackend {
             let mut state = member.state();
             (state.away, state.kv_limit) = (away, limit);
         }
-        let wanted = Arc::new(Wanted::new(expected, context));
+        let wanted = Arc::new(Wanted { expected, context });
         let watch = |member| tokio::spawn(health::watch(Arc::clone(member), Arc::clone(&wanted))).abort_handle();
         let watches = pool.members().iter().map(watch);
         Ok(Self {

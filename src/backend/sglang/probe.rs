@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 use std::time::Duration;
 
 use half::bf16;
-use reqwest::header::CONTENT_TYPE;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -12,7 +11,7 @@ use super::fault::{Fault, causes, quote};
 use super::pool::Traits;
 use super::reply::{FinishReason, Reply, ReplyReader, RowsFound, StreamEvent, StreamReader};
 use super::request::{GenerateBody, Shape, rid};
-use super::serve::{Answer, Serve};
+use super::serve::{Answer, Serve, is_stream};
 use crate::backend::{BackendError, GenerationRequest};
 
 /// New tokens of the probe's calls: enough to count rows.
@@ -50,18 +49,18 @@ pub struct Finding {
 }
 
 /// What a serve is compared with.
-#[derive(Debug, Clone, Copy)]
-pub struct Expected<'a> {
+#[derive(Debug, Clone)]
+pub struct Expected {
     /// Values of a row, by the checkpoint.
     pub hidden: usize,
     /// Longest sequence that the model spec promises, tokens.
     pub context: usize,
     /// The checkpoint's folder name.
-    pub checkpoint: &'a str,
+    pub checkpoint: String,
     /// Requests that will be sent at once.
     pub at_once: usize,
     /// Ids of a short question, at least two.
-    pub prompt: &'a [u32],
+    pub prompt: Vec<u32>,
 }
 
 /// A serve's probe.
@@ -91,7 +90,7 @@ impl Probed {
 }
 
 /// Probes a serve.
-pub(super) async fn probe(serve: &Serve, expected: Expected<'_>) -> Probed {
+pub(super) async fn probe(serve: &Serve, expected: &Expected) -> Probed {
     let mut probed = Probed::default();
     match serve.ask("health", ASK_TIMEOUT).await {
         Answer::Unreachable(why) => {
@@ -115,15 +114,15 @@ pub(super) async fn probe(serve: &Serve, expected: Expected<'_>) -> Probed {
         return probed;
     }
     streamed_call(serve, expected, &mut probed).await;
-    let info = serve.ask_either(&["get_server_info", "server_info"], ASK_TIMEOUT).await;
+    let info = serve.server_info(ASK_TIMEOUT).await;
     let model = serve.ask_either(&["get_model_info", "model_info"], ASK_TIMEOUT).await;
-    judge_info(info.ok().as_ref(), model.ok().as_ref(), expected, &mut probed);
+    judge_info(info.as_ref(), model.ok().as_ref(), expected, &mut probed);
     probed
 }
 
 /// One call as the miner makes them: rows, tokens and what else comes back.
-async fn plain_call(serve: &Serve, expected: Expected<'_>, probed: &mut Probed) {
-    let request = GenerationRequest::greedy(expected.prompt.to_vec(), TOKENS);
+async fn plain_call(serve: &Serve, expected: &Expected, probed: &mut Probed) {
+    let request = GenerationRequest::greedy(expected.prompt.clone(), TOKENS);
     let (mut bytes, mut rows) = (0, 0);
     let outcome = tokio::time::timeout(CALL_TIMEOUT, async {
         let mut response = call(serve, &request).await?;
@@ -168,7 +167,7 @@ fn refused(fault: &Fault, probed: &mut Probed) {
     probed.add(Severity::Fault, "call", what, advice);
 }
 
-fn judge_reply(reply: &Reply, bytes: usize, expected: Expected<'_>, probed: &mut Probed) {
+fn judge_reply(reply: &Reply, bytes: usize, expected: &Expected, probed: &mut Probed) {
     if let Some(error) = &reply.error {
         return refused(&Fault::in_reply(error, false), probed);
     }
@@ -228,14 +227,12 @@ fn judge_reply(reply: &Reply, bytes: usize, expected: Expected<'_>, probed: &mut
 }
 
 /// A streamed call: whether its events repeat the rows.
-async fn streamed_call(serve: &Serve, expected: Expected<'_>, probed: &mut Probed) {
-    let greedy = GenerationRequest::greedy(expected.prompt.to_vec(), TOKENS);
+async fn streamed_call(serve: &Serve, expected: &Expected, probed: &mut Probed) {
+    let greedy = GenerationRequest::greedy(expected.prompt.clone(), TOKENS);
     let request = GenerationRequest { streamed: true, ..greedy };
     let outcome = tokio::time::timeout(CALL_TIMEOUT, async {
         let mut response = call(serve, &request).await?;
-        let streamed =
-            response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-        if !streamed {
+        if !is_stream(&response) {
             return Err(Fault::broken("it answers a streamed call with no stream"));
         }
         let mut reader = StreamReader::new(expected.hidden);
@@ -279,7 +276,7 @@ async fn streamed_call(serve: &Serve, expected: Expected<'_>, probed: &mut Probe
     }
 }
 
-fn judge_info(info: Option<&Value>, model: Option<&Value>, expected: Expected<'_>, probed: &mut Probed) {
+fn judge_info(info: Option<&Value>, model: Option<&Value>, expected: &Expected, probed: &mut Probed) {
     let Some(info) = info else {
         return probed.add(
             Severity::Warning,
@@ -416,8 +413,9 @@ impl std::fmt::Display for Version {
 mod tests {
     use super::*;
 
-    const EXPECTED: Expected<'_> =
-        Expected { hidden: 576, context: 4096, checkpoint: "Other", at_once: 24, prompt: &[1, 2] };
+    fn expected() -> Expected {
+        Expected { hidden: 576, context: 4096, checkpoint: "Other".into(), at_once: 24, prompt: vec![1, 2] }
+    }
 
     fn topics(probed: &Probed, severity: Severity) -> Vec<&'static str> {
         probed.findings.iter().filter(|finding| finding.severity == severity).map(|finding| finding.topic).collect()
@@ -432,7 +430,7 @@ mod tests {
             let mut info = info.clone();
             change(&mut info);
             let mut probed = Probed::default();
-            judge_info(Some(&info), None, EXPECTED, &mut probed);
+            judge_info(Some(&info), None, &expected(), &mut probed);
             probed
         };
         let probed = judge(|_| ());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::Serialize;
 use serde_json::Value;
@@ -153,6 +153,11 @@ impl Serve {
         }
     }
 
+    /// Its own account of its flags and sizes.
+    pub(super) async fn server_info(&self, timeout: Duration) -> Option<Value> {
+        self.ask_either(&["get_server_info", "server_info"], timeout).await.ok()
+    }
+
     /// Asks the first of some endpoints that the serve has: names changed between versions.
     pub(super) async fn ask_either(&self, paths: &[&str], timeout: Duration) -> Answer {
         let mut last = Answer::Unreachable("nothing was asked".into());
@@ -180,6 +185,11 @@ fn without_user(url: &str) -> String {
         }
         None => url.to_owned(),
     }
+}
+
+/// Whether an answer comes as events.
+pub(super) fn is_stream(response: &Response) -> bool {
+    response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// The first `limit` bytes of a body.

@@ -101,7 +101,8 @@ async fn open(
     };
     change(&mut options);
     let model = ServedModel { architecture: "fake".into(), hidden, vocab: 1000, context: 1 << 20 };
-    let expected = Expected { hidden, context: 1024, checkpoint: "fake-model", at_once: 8, prompt: &[1, 2, 3, 4, 5] };
+    let (checkpoint, prompt) = ("fake-model".to_owned(), vec![1, 2, 3, 4, 5]);
+    let expected = Expected { hidden, context: 1024, checkpoint, at_once: 8, prompt };
     Ok(Arc::new(SglangBackend::open(&options, model, expected).await?))
 }
 
