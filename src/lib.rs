@@ -24,6 +24,7 @@
 //! - [`backend`]: the [`Backend`](backend::Backend) trait, and the candle engine behind it.
 //! - [`guide`]: holds answers to a form: JSON under a schema, calls of given tools.
 //! - [`verify`]: the validator's recompute.
+//! - [`overhead`]: what a proof costs, backend by backend, measured.
 //! - [`gateway`]: a local gateway for development and tests.
 //! - [`fake_serve`]: a stand-in for an sglang serve, for tests, measurements and trying out.
 //! - [`checkpoint`], [`spec`]: a model on disk; what the network promises of it.
@@ -44,6 +45,7 @@ pub mod guide;
 pub mod job;
 pub mod machine;
 pub mod openai;
+pub mod overhead;
 pub mod proof;
 pub mod protocol;
 pub mod session;
