@@ -70,6 +70,9 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// Whether somebody waits for each id. Where that costs a backend something, one that nobody watches may come in one piece.
     pub streamed: bool,
+    /// Whether rows of fin come with the ids. Whatever is proven needs them; an answer without them is what the cost of proofs is
+    /// measured against, and its backend spares all that they take.
+    pub fin: bool,
     /// The form that the answer is held to: no id is chosen that breaks it, and it ends by an id of the model's own that ends a
     /// turn. Rows of fin are not touched by it.
     pub constraint: Option<Constraint>,
@@ -87,6 +90,7 @@ impl GenerationRequest {
             logprobs: None,
             stop: Vec::new(),
             streamed: false,
+            fin: true,
             constraint: None,
         }
     }
@@ -210,7 +214,7 @@ pub enum GenerationEvent {
     /// The next ids, and the next rows.
     ///
     /// Row `j` of the generation chose its id `j`. Rows come with their ids or behind them, never before, and when the generation
-    /// has finished all of them have come.
+    /// has finished all of them have come; none come where the request wants none.
     Tokens {
         /// Chosen ids, the one that ended the answer included.
         ids: Vec<u32>,
@@ -260,7 +264,7 @@ pub enum StopReason {
     Length,
 }
 
-/// Where a generation's time went.
+/// What a generation took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timings {
     /// Before the first prompt token was computed.
@@ -269,6 +273,10 @@ pub struct Timings {
     pub prefill: Duration,
     /// From the first id to the last.
     pub decode: Duration,
+    /// Of all this, what went into getting rows of fin: copying them out of the model, or reading a serve's replies, ids included.
+    pub rows: Duration,
+    /// Bytes of a serve's replies; 0 where the model is in this process.
+    pub received: u64,
 }
 
 /// A running generation: a stream of events. Dropping it cancels the work, everywhere, at once.

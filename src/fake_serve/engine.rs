@@ -38,14 +38,16 @@ pub(super) struct EngineRequest {
     pub(super) sampling: SamplingParams,
     /// Best ids to tell beside each.
     pub(super) logprobs: Option<usize>,
+    /// Whether rows are wanted.
+    pub(super) fin: bool,
 }
 
 /// One token of an answer.
 #[derive(Debug, Clone)]
 pub(super) struct Token {
     pub(super) id: u32,
-    /// The row that chose it.
-    pub(super) row: Row,
+    /// The row that chose it, where rows are wanted.
+    pub(super) row: Option<Row>,
     pub(super) logprobs: Option<TokenLogprobs>,
 }
 
@@ -129,6 +131,7 @@ impl Engine {
                     stop: Vec::new(),
                     constraint: None,
                     streamed: true,
+                    fin: request.fin,
                 });
                 Tokens::Backend { generation, ready: VecDeque::new() }
             }
@@ -183,7 +186,7 @@ impl Tokens {
                 let id = model.choose(*state, draw, forbidden);
                 let token = Token {
                     id,
-                    row: Row::Seeded { state: *state, hidden: model.hidden },
+                    row: request.fin.then_some(Row::Seeded { state: *state, hidden: model.hidden }),
                     logprobs: request.logprobs.map(|top| model.logprobs(*state, id, top)),
                 };
                 *state = seeded::step(*state, id);
@@ -201,8 +204,9 @@ impl Tokens {
                     }
                     Some(GenerationEvent::Tokens { ids, fin, logprobs }) => {
                         let mut logprobs = logprobs.into_iter();
-                        let tokens = ids.into_iter().zip(held(fin));
-                        ready.extend(tokens.map(|(id, row)| Token { id, row, logprobs: logprobs.next() }));
+                        let mut rows = held(fin);
+                        let token = |id| Token { id, row: rows.next(), logprobs: logprobs.next() };
+                        ready.extend(ids.into_iter().map(token));
                     }
                     Some(GenerationEvent::Finished { .. }) => return Ok(None),
                     None => return Err(BackendError::Broken("it went away in the middle of an answer".into())),

@@ -118,6 +118,7 @@ impl Run {
             min_tokens: request.min_new_tokens,
             sampling: request.sampling.clone(),
             logprobs: request.return_logprob.then_some(request.top_logprobs),
+            fin: request.hidden_states,
         });
         let answer = Answer {
             request,
@@ -182,7 +183,7 @@ impl Run {
         }
         let answer = &mut self.answer;
         answer.ids.push(id);
-        answer.rows.push(token.row);
+        answer.rows.extend(token.row);
         answer.logprobs.extend(token.logprobs);
         self.ticket.count_token();
         answer.finish = answer.end(|ids| self.shared.config.engine.text(ids));
@@ -198,6 +199,7 @@ impl Run {
             min_tokens: request.min_new_tokens.saturating_sub(1),
             sampling: request.sampling.clone(),
             logprobs: request.return_logprob.then_some(request.top_logprobs),
+            fin: request.hidden_states,
         });
     }
 

@@ -130,6 +130,7 @@ impl Service {
             logprobs: request.logprobs,
             stop: request.chat.stop.clone(),
             streamed: request.streamed,
+            fin: true,
             constraint,
         });
         let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };

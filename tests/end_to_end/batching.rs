@@ -76,7 +76,8 @@ fn requests(seed: u64) -> Vec<(GenerationRequest, usize)> {
             let sampling = if rng.random_bool(0.3) { sampled } else { SamplingParams::default() };
             let read = if rng.random_bool(0.15) { rng.random_range(1..=max_tokens) } else { usize::MAX };
             let logprobs = (n % 3 == 0).then_some(n as usize % 7);
-            (GenerationRequest { sampling, logprobs, ..GenerationRequest::greedy(prompt, max_tokens) }, read)
+            let fin = n % 5 != 4;
+            (GenerationRequest { sampling, logprobs, fin, ..GenerationRequest::greedy(prompt, max_tokens) }, read)
         })
         .collect()
 }
@@ -120,12 +121,17 @@ async fn crowd_together(model: &str, seed: u64, kv_dtype: KvDtype, ranks: usize)
     .await;
     let mut found = 0;
     for ((request, _), (ids, rows, logprobs, cached)) in requests.iter().zip(&together) {
-        let (want, want_rows, want_logprobs, _) = generate(alone.as_ref(), request.clone(), usize::MAX).await;
+        let proven = GenerationRequest { fin: true, ..request.clone() };
+        let (want, want_rows, want_logprobs, _) = generate(alone.as_ref(), proven, usize::MAX).await;
         assert_eq!(ids[..], want[..ids.len()], "{model}: ids of {request:?}");
-        let same = rows.iter().zip(&want_rows).all(|(got, want)| got == want);
-        assert!(same, "{model}: rows of {request:?}");
         assert_eq!(logprobs[..], want_logprobs[..logprobs.len()], "{model}: log-probabilities of {request:?}");
         found += cached;
+        if !request.fin {
+            assert!(rows.is_empty(), "{model}: rows that nobody wants, of {request:?}");
+            continue;
+        }
+        let same = rows.iter().zip(&want_rows).all(|(got, want)| got == want);
+        assert!(same, "{model}: rows of {request:?}");
         let flat = rows.iter().flatten().copied().collect::<Vec<_>>();
         let proofs = build_proofs(&flat, rows.hidden(), PARAMS, None).unwrap();
         let mut sequence = request.prompt.clone();

@@ -4,6 +4,7 @@
 //! a model in tests.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use half::bf16;
 
@@ -23,7 +24,7 @@ pub(super) struct StepPlan {
     pub(super) slots: Vec<u32>,
     /// The sequences, in the order of their rows.
     pub(super) spans: Vec<Span>,
-    /// Rows whose fin is wanted, ascending.
+    /// Rows whose fin or logits are wanted, ascending.
     pub(super) outputs: Vec<OutputRow>,
     /// States to copy before anything is computed: snapshots from which new sequences start.
     pub(super) restores: Vec<StateCopy>,
@@ -61,11 +62,13 @@ pub(super) struct StateSave {
     pub(super) to: u32,
 }
 
-/// A row whose fin is wanted.
+/// A row that is computed to its end: to fin.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct OutputRow {
     /// The row in the batch.
     pub(super) row: usize,
+    /// Whether its fin is wanted, or its logits alone.
+    pub(super) fin: bool,
     /// What is wanted of its logits.
     pub(super) logits: LogitsWanted,
 }
@@ -73,8 +76,10 @@ pub(super) struct OutputRow {
 /// What a step computed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct StepOutput {
-    /// `[outputs, hidden]`: fin of the wanted rows, in their order.
+    /// `[rows, hidden]`: of the outputs whose fin is wanted, in their order.
     pub(super) fin: Vec<bf16>,
+    /// How long it took to bring these out of the model.
+    pub(super) fin_time: Duration,
     /// Of the outputs whose logits are wanted, in their order.
     pub(super) logits: Vec<RowLogits>,
 }

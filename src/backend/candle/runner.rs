@@ -1,6 +1,9 @@
 //! Runs steps on one device: the model and its memory behind [`StepRunner`].
 
+use std::time::Instant;
+
 use candle_core::{DType, Device, Result, Tensor};
+use half::bf16;
 
 use super::cache::kv::LayerCache;
 use super::cache::state::LayerState;
@@ -88,6 +91,20 @@ impl<C: Communicator> ModelRunner<C> {
     }
 }
 
+/// The rows of fin that somebody wants, in bf16.
+fn wanted_rows(fin: &Tensor, plan: &StepPlan) -> Result<Vec<bf16>> {
+    let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, output)| output.fin).map(|(at, _)| at).collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = if wanted.len() == plan.outputs.len() {
+        fin.clone()
+    } else {
+        fin.index_select(&Tensor::new(wanted, fin.device())?, 0)?
+    };
+    rows.to_dtype(DType::BF16)?.flatten_all()?.to_vec1()
+}
+
 impl<C: Communicator> StepRunner for ModelRunner<C>
 where
     Self: Sync,
@@ -97,8 +114,9 @@ where
             let Some((fin, logits)) = self.forward(plan)? else {
                 return Ok(StepOutput::default());
             };
-            let fin = fin.to_dtype(DType::BF16)?.flatten_all()?.to_vec1()?;
-            Ok(StepOutput { fin, logits })
+            let getting = Instant::now();
+            let fin = wanted_rows(&fin, plan)?;
+            Ok(StepOutput { fin, fin_time: getting.elapsed(), logits })
         };
         // On a thread of the pool that computes: a product then starts with the threads that it shares the work with, where
         // a caller from outside would hand over and be woken again for each of some hundred products.

@@ -7,7 +7,7 @@
 //! last row of the prompt is the next token's.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use half::bf16;
 
@@ -36,6 +36,9 @@ struct Told {
     first_row_missing: bool,
     began: Instant,
     first: Option<Instant>,
+    /// What was spent on reading replies, and their bytes.
+    reading: Duration,
+    received: u64,
 }
 
 /// How a call ended.
@@ -87,14 +90,27 @@ impl Answering {
     }
 
     async fn answer(&self, sender: &PacedSender) -> Result<(), Fault> {
-        let mut told =
-            Told { ids: Vec::new(), started: false, first_row_missing: false, began: Instant::now(), first: None };
+        let mut told = Told {
+            ids: Vec::new(),
+            started: false,
+            first_row_missing: false,
+            began: Instant::now(),
+            first: None,
+            reading: Duration::ZERO,
+            received: 0,
+        };
         let mut overlaps = self.request.sampling.temperature <= 0.0;
         loop {
             match self.call(&mut told, overlaps, sender).await? {
                 CallEnd::Finished(reason) => {
                     let (now, first) = (Instant::now(), told.first.unwrap_or(told.began));
-                    let timings = Timings { prefill: first - told.began, decode: now - first, ..Timings::default() };
+                    let timings = Timings {
+                        queued: Duration::ZERO,
+                        prefill: first - told.began,
+                        decode: now - first,
+                        rows: told.reading,
+                        received: told.received,
+                    };
                     sender.send(Ok(GenerationEvent::Finished { reason, timings })).await;
                     return Ok(());
                 }
@@ -114,10 +130,13 @@ impl Answering {
         let known = told.ids.len() - usize::from(overlap.is_some());
         let mut input = self.request.prompt.clone();
         input.extend(&told.ids[..known]);
-        let most = self.chunk.min(self.request.max_tokens - told.ids.len());
+        let left = self.request.max_tokens - told.ids.len();
+        // Without rows there is nothing to hold, and no reason to come back for more.
+        let most = if self.request.fin { self.chunk.min(left) } else { left };
         let question = Question { input, overlap, known, asked: most + usize::from(overlap.is_some()) };
         let before = told.ids.len();
-        let lease = self.pool.lease(question.input.len(), question.asked, None).await?;
+        let (prompt_rows, rows) = if self.request.fin { (question.input.len(), question.asked) } else { (0, 0) };
+        let lease = self.pool.lease(prompt_rows, rows, None).await?;
         let first = lease.number();
         match self.attempt(lease, &question, told, sender).await {
             Err(fault) if fault.refused && told.ids.len() == before && (before > 0 || !told.first_row_missing) => {
@@ -125,7 +144,7 @@ impl Answering {
             }
             outcome => return outcome,
         }
-        let again = self.pool.lease_again(question.input.len(), question.asked, first).await?;
+        let again = self.pool.lease_again(prompt_rows, rows, first).await?;
         self.attempt(again, &question, told, sender).await
     }
 
@@ -172,7 +191,9 @@ impl Answering {
         let live = Live { serve: serve.clone(), rid: rid(), lease, over: false };
         let shape = Shape {
             max_new_tokens: question.asked,
-            stream_interval: traits.stream_interval(question.asked).filter(|_| self.request.streamed),
+            stream_interval: traits
+                .stream_interval(question.asked)
+                .filter(|_| self.request.streamed && self.request.fin),
             knows_seed: traits.knows_seed,
         };
         let body = GenerateBody::new(&live.rid, &question.input, &self.request, shape);
@@ -236,10 +257,13 @@ struct Call<'a> {
 
 impl Call<'_> {
     async fn read_whole(&mut self, mut response: reqwest::Response) -> Result<(Reply, Option<RowsFound>), Break> {
+        let keep = self.keep();
         let mut reader = ReplyReader::new(self.answering.hidden);
         let mut previewed = false;
         while let Some(chunk) = self.chunk(&mut response).await? {
-            reader.push(&chunk, &mut |row| self.rows.extend_from_slice(row))?;
+            let reading = Instant::now();
+            reader.push(&chunk, &mut |row| keep(&mut self.rows, row))?;
+            self.told.reading += reading.elapsed();
             if !previewed && let Some(reply) = reader.before_rows() {
                 previewed = true;
                 self.take_early(&reply).await?;
@@ -255,11 +279,16 @@ impl Call<'_> {
     }
 
     async fn read_stream(&mut self, mut response: reqwest::Response) -> Result<(Reply, Option<RowsFound>), Break> {
+        let keep = self.keep();
         let mut reader = StreamReader::new(self.answering.hidden);
         let (mut last, mut found, mut previewed) = (None, None, false);
         'stream: while let Some(chunk) = self.chunk(&mut response).await? {
             let mut bytes = &chunk[..];
-            while let Some(event) = reader.next(&mut bytes, &mut |row| self.rows.extend_from_slice(row))? {
+            loop {
+                let reading = Instant::now();
+                let event = reader.next(&mut bytes, &mut |row| keep(&mut self.rows, row))?;
+                self.told.reading += reading.elapsed();
+                let Some(event) = event else { break };
                 previewed = false;
                 match event {
                     StreamEvent::Done => break 'stream,
@@ -288,13 +317,21 @@ impl Call<'_> {
         Ok((last, found))
     }
 
-    async fn chunk(&self, response: &mut reqwest::Response) -> Result<Option<bytes::Bytes>, Fault> {
-        response.chunk().await.map_err(|error| {
+    /// What becomes of a row that a reply gives, whether or not it was asked for.
+    fn keep(&self) -> impl Fn(&mut Vec<bf16>, &[bf16]) + use<> {
+        let wanted = self.answering.request.fin;
+        move |rows, row| rows.extend_from_slice(if wanted { row } else { &[] })
+    }
+
+    async fn chunk(&mut self, response: &mut reqwest::Response) -> Result<Option<bytes::Bytes>, Fault> {
+        let chunk = response.chunk().await.map_err(|error| {
             let (serve, tokens, why) = (self.serve.name(), self.tokens.ids.len(), causes(&error));
             let fault =
                 Fault::broken(format!("the connection to the serve {serve} broke after {tokens} tokens: {why}"));
             Fault { refused: tokens == 0, ..fault }
-        })
+        })?;
+        self.told.received += chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
+        Ok(chunk)
     }
 
     /// Takes what a reply says of tokens before it has come to its end, where taking it again cannot be mistaken for more.
@@ -431,13 +468,14 @@ impl Call<'_> {
             return Err(Fault::broken("the serve ended the answer without a token"));
         }
         let RowsFound { rows, first_row_missing, .. } = found.unwrap_or_default();
-        if rows == 0 && !(tokens == 1 && overlap.is_some()) {
+        let wanted = self.answering.request.fin;
+        if wanted && rows == 0 && !(tokens == 1 && overlap.is_some()) {
             return Err(Fault::broken(format!(
                 "the serve gave {tokens} tokens and no hidden states: start it with --enable-return-hidden-states, and without \
                  anything that takes them out of its replies"
             )));
         }
-        if rows + usize::from(first_row_missing) != tokens {
+        if wanted && rows + usize::from(first_row_missing) != tokens {
             return Err(Fault::broken(format!(
                 "the serve gave {tokens} tokens and {rows} rows of hidden states: rows {rows} < tokens {tokens} where it decodes \
                  speculatively (start it without --speculative-algorithm), more where it cuts prompts in pieces (start it with \

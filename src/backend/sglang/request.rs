@@ -95,7 +95,7 @@ impl<'a> GenerateBody<'a> {
                 structural_tag,
             },
             stream: request.streamed,
-            return_hidden_states: true,
+            return_hidden_states: request.fin,
             return_logprob: true,
             logprob_start_len: -1,
             top_logprobs_num: request.logprobs.unwrap_or(0),

@@ -70,6 +70,28 @@ async fn ends_and_log_probabilities_come_through() {
     }
 }
 
+/// An answer that nobody proves asks for no rows, and so for no more than one call; neither can a serve without them give any.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_rows_asks_for_none() {
+    for dialect in Dialect::ALL {
+        for prompt_block in [PromptBlock::Full, PromptBlock::LastRow] {
+            let (serve, model) = seeded(dialect, HIDDEN, |config| config.prompt_block = prompt_block).await;
+            let backend = open(&[&serve], HIDDEN, |options| options.chunk = 4).await.unwrap();
+            let before = serve.calls().len();
+            for streamed in [false, true] {
+                let request = GenerationRequest { fin: false, ..greedy(&[3, 4, 5], 10, streamed) };
+                let got = answer(&backend, request).await.unwrap();
+                assert_eq!((got.ids, got.rows.len()), (model.greedy(&[3, 4, 5], 10), 0), "{dialect:?} {streamed}");
+            }
+            let asked = serve.calls().split_off(before);
+            let generated: Vec<_> = asked.iter().filter(|call| call.path == "/generate").collect();
+            assert_eq!(generated.len(), 2, "{dialect:?}");
+            assert!(generated.iter().all(|call| call.body["return_hidden_states"] == false), "{dialect:?}");
+            serve.shut_down().await;
+        }
+    }
+}
+
 /// Drawn tokens cannot be drawn again: continuations go without overlap, and take their first row from the prompt's last.
 #[tokio::test(flavor = "multi_thread")]
 async fn sampled_answers_go_on_without_computing_a_token_again() {
@@ -109,7 +131,7 @@ async fn the_candle_engine_behind_a_serve_gives_what_it_gives_here() {
             let sglang = open(&[&serve], hidden, |options| options.chunk = 25).await.unwrap();
             for (seed, streamed) in [(1_u32, false), (2, true)] {
                 let prompt: Vec<u32> = (0..40).map(|at| (at * 37 + seed * 11) % 380).collect();
-                let here = read(candle.generate(greedy(&prompt, 60, streamed)), hidden).await.unwrap();
+                let here = read(candle.generate(greedy(&prompt, 60, streamed)), hidden, true).await.unwrap();
                 let there = answer(&sglang, greedy(&prompt, 60, streamed)).await.unwrap();
                 assert_eq!(here.ids, there.ids, "{model} {dialect:?}");
                 assert!(here.rows == there.rows, "{model} {dialect:?}: rows");

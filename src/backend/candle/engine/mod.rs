@@ -5,23 +5,22 @@
 //! requests that have begun, whose caches it leaves in an unknown state, and nothing else; a panic, or a model that can compute
 //! no more, ends the thread, which every open request and the health check then see.
 
+mod client;
+
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use half::bf16;
 use tokio::sync::oneshot;
 
-use super::candidates::{LogitsWanted, RowLogits};
-use super::logprobs::token_logprobs;
-use super::plan::{StepError, StepOutput, StepRunner};
+use self::client::{Client, GenerationClient, RowsClient};
+use super::candidates::RowLogits;
+use super::plan::{StepError, StepOutput, StepPlan, StepRunner};
 use super::sampler::Sampler;
 use super::scheduler::{RowUse, Scheduler, SchedulerConfig, SequenceId, Wanted};
-use crate::backend::{
-    BackendError, FinRows, GenerationEvent, GenerationRequest, GenerationSender, Load, StopReason, Timings,
-};
+use crate::backend::{BackendError, FinRows, GenerationRequest, GenerationSender, Load};
 use crate::guide::Guide;
 
 /// Constants of a running engine.
@@ -131,52 +130,6 @@ struct Engine {
     shared: Arc<Shared>,
 }
 
-/// Who waits for a sequence.
-enum Client {
-    Generation(Box<GenerationClient>),
-    Rows(RowsClient),
-}
-
-struct GenerationClient {
-    sender: GenerationSender,
-    sampler: Sampler,
-    /// What holds it to its form.
-    guide: Option<Guide>,
-    /// How many of the best ids each id comes with, where log-probabilities are wanted.
-    logprobs: Option<usize>,
-    stop_ids: Vec<u32>,
-    /// Tokens that may still be chosen.
-    left: usize,
-    submitted: Instant,
-    /// When its first step began.
-    began: Option<Instant>,
-    /// When its first id was chosen.
-    first: Option<Instant>,
-}
-
-struct RowsClient {
-    answer: oneshot::Sender<Result<FinRows, BackendError>>,
-    rows: Vec<bf16>,
-    /// Values that make the answer whole.
-    wanted: usize,
-}
-
-impl Client {
-    fn is_gone(&self) -> bool {
-        match self {
-            Self::Generation(client) => client.sender.is_cancelled(),
-            Self::Rows(client) => client.answer.is_closed(),
-        }
-    }
-
-    fn fail(self, error: BackendError) {
-        match self {
-            Self::Generation(client) => client.sender.send(Err(error)),
-            Self::Rows(client) => drop(client.answer.send(Err(error))),
-        }
-    }
-}
-
 impl Engine {
     fn new(runner: Box<dyn StepRunner + Send>, config: EngineConfig, shared: Arc<Shared>) -> Self {
         let scheduler = Scheduler::new(config.scheduler);
@@ -236,11 +189,13 @@ impl Engine {
             sampler: Sampler::new(request.sampling, &request.prompt),
             guide,
             logprobs: request.logprobs,
+            fin: request.fin,
             stop_ids: request.stop_ids,
             left,
             submitted: Instant::now(),
             began: None,
             first: None,
+            rows: Duration::ZERO,
         }));
         if request.max_tokens == 0 {
             return Err((client, "an answer of 0 tokens was asked for; ask for at least 1".into()));
@@ -312,10 +267,11 @@ impl Engine {
         for (output, use_) in plan.outputs.iter_mut().zip(&uses) {
             if let (true, Some(Client::Generation(client))) = (use_.chooses, self.clients.get(&use_.sequence)) {
                 output.logits = client.wants();
+                output.fin = client.fin;
             }
         }
         let began = Instant::now();
-        let output = self.runner.run(&plan).and_then(|output| self.check_output(output, &uses));
+        let output = self.runner.run(&plan).and_then(|output| self.check_output(output, &plan, &uses));
         let output = match output {
             Ok(output) => output,
             Err(StepError { reason, fatal }) => {
@@ -326,10 +282,13 @@ impl Engine {
                 return Ok(());
             }
         };
-        let StepOutput { fin, logits } = output;
+        let StepOutput { fin, fin_time, logits } = output;
+        let mut rows = fin.chunks_exact(self.config.hidden);
+        let time_a_row = fin_time / u32::try_from(rows.len()).unwrap_or(u32::MAX).max(1);
         let mut logits = logits.into_iter();
-        for (use_, row) in uses.iter().zip(fin.chunks_exact(self.config.hidden)) {
+        for (use_, output) in uses.iter().zip(&plan.outputs) {
             let logits = if use_.chooses { logits.next() } else { None };
+            let row = if output.fin { rows.next().unwrap_or_default() } else { &[] };
             let ended = match self.clients.get_mut(&use_.sequence) {
                 None => true,
                 Some(Client::Rows(client)) => {
@@ -337,9 +296,14 @@ impl Engine {
                     client.rows.len() >= client.wanted
                 }
                 Some(Client::Generation(client)) => {
-                    match client.advance(logits.unwrap_or_else(|| RowLogits::All(Vec::new())), row, began, || {
-                        self.scheduler.cached_tokens(use_.sequence)
-                    }) {
+                    client.rows += if output.fin { time_a_row } else { Duration::ZERO };
+                    match client.advance(
+                        logits.unwrap_or_else(|| RowLogits::All(Vec::new())),
+                        row,
+                        self.config.hidden,
+                        began,
+                        || self.scheduler.cached_tokens(use_.sequence),
+                    ) {
                         Some(token) => {
                             self.scheduler.push(use_.sequence, token);
                             false
@@ -360,9 +324,10 @@ impl Engine {
     }
 
     /// A runner that gives the wrong number of rows would silently shift every proof behind it.
-    fn check_output(&self, output: StepOutput, uses: &[RowUse]) -> Result<StepOutput, StepError> {
+    fn check_output(&self, output: StepOutput, plan: &StepPlan, uses: &[RowUse]) -> Result<StepOutput, StepError> {
         let chosen = uses.iter().filter(|use_| use_.chooses).count();
-        let (rows, want) = (output.fin.len(), uses.len() * self.config.hidden);
+        let wanted = plan.outputs.iter().filter(|output| output.fin).count();
+        let (rows, want) = (output.fin.len(), wanted * self.config.hidden);
         if rows != want || output.logits.len() != chosen {
             return Err(StepError::step(format!(
                 "the model gave {rows} values of fin and {} rows of logits where {want} and {chosen} were planned",
@@ -400,82 +365,6 @@ impl Engine {
         self.shared.waiting.store(waiting, Ordering::Relaxed);
         self.shared.pending_tokens.store(pending, Ordering::Relaxed);
         self.shared.kv_used.store(used, Ordering::Relaxed);
-    }
-}
-
-impl GenerationClient {
-    /// What it needs to see of its next row of logits.
-    fn wants(&self) -> LogitsWanted {
-        // The best ids of all may not be among those that a form allows.
-        if self.logprobs.is_some() || self.guide.is_some() { LogitsWanted::All } else { self.sampler.wants() }
-    }
-
-    /// The next id, one that the form allows where there is a form.
-    fn choose(&mut self, mut logits: RowLogits) -> Result<u32, BackendError> {
-        let broken = || {
-            let reason = "the model gave no finite logit: weights of its checkpoint may be damaged; download it again";
-            BackendError::Broken(reason.into())
-        };
-        let Some(guide) = &mut self.guide else {
-            return self.sampler.choose(logits).ok_or_else(broken);
-        };
-        let mask = guide.mask()?;
-        if let RowLogits::All(logits) = &mut logits {
-            mask.apply(logits);
-        }
-        // Where no logit that is allowed is a number, a choice among equals would fall on one that is not.
-        self.sampler.choose(logits).filter(|id| mask.allows(*id)).ok_or_else(broken)
-    }
-
-    /// Chooses the next id and tells the reader. `None` when the answer has ended.
-    fn advance(
-        &mut self,
-        logits: RowLogits,
-        row: &[bf16],
-        began: Instant,
-        cached_tokens: impl FnOnce() -> usize,
-    ) -> Option<u32> {
-        // Choosing penalises the logits in place, and log-probabilities are of what the model gave.
-        let raw = match (self.logprobs, &logits) {
-            (Some(k), RowLogits::All(logits)) => Some((k, logits.clone())),
-            _ => None,
-        };
-        let id = match self.choose(logits) {
-            Ok(id) => id,
-            Err(error) => {
-                self.sender.send(Err(error));
-                return None;
-            }
-        };
-        let now = Instant::now();
-        let began = *self.began.get_or_insert(began);
-        let first = match self.first {
-            Some(first) => first,
-            None => {
-                self.sender.send(Ok(GenerationEvent::Started { cached_tokens: cached_tokens() }));
-                *self.first.insert(now)
-            }
-        };
-        let fin = FinRows::new(row.len(), row.to_vec())?;
-        let logprobs = raw.map(|(k, logits)| token_logprobs(&logits, id, k)).into_iter().collect();
-        self.sender.send(Ok(GenerationEvent::Tokens { ids: vec![id], fin, logprobs }));
-        self.left = self.left.saturating_sub(1);
-        let reason = if self.stop_ids.contains(&id) {
-            StopReason::StopId(id)
-        } else if self.left == 0 {
-            StopReason::Length
-        } else {
-            // The ids that may come next are found while the model reads this one.
-            self.guide.iter_mut().for_each(|guide| guide.accept(id));
-            return Some(id);
-        };
-        let timings = Timings {
-            queued: began.saturating_duration_since(self.submitted),
-            prefill: first.saturating_duration_since(began),
-            decode: now.saturating_duration_since(first),
-        };
-        self.sender.send(Ok(GenerationEvent::Finished { reason, timings }));
-        None
     }
 }
 

@@ -1,8 +1,10 @@
 //! What becomes of open requests when a step fails.
 
+use half::bf16;
+
 use super::*;
-use crate::backend::Generation;
-use crate::backend::candle::plan::{StepOutput, StepPlan};
+use crate::backend::candle::candidates::LogitsWanted;
+use crate::backend::{Generation, GenerationEvent, StopReason};
 use crate::guide::{Constraint, Guides, Thought, Token, Vocabulary};
 
 const HIDDEN: usize = 2;
@@ -44,7 +46,7 @@ impl StepRunner for Scripted {
         }
         let logits = RowLogits::All((0..VOCAB).map(|id| if id == 3 { 1.0 } else { other }).collect());
         let chosen = plan.outputs.iter().filter(|output| output.logits != LogitsWanted::Nothing).count();
-        Ok(StepOutput { fin: vec![bf16::ONE; rows * HIDDEN], logits: vec![logits; chosen] })
+        Ok(StepOutput { fin: vec![bf16::ONE; rows * HIDDEN], logits: vec![logits; chosen], ..StepOutput::default() })
     }
 }
 

@@ -190,7 +190,7 @@ impl Sequence {
             if chooses || listed {
                 // The engine narrows it to what the sequence's sampler needs.
                 let logits = if chooses { LogitsWanted::All } else { LogitsWanted::Nothing };
-                plan.outputs.push(OutputRow { row, logits });
+                plan.outputs.push(OutputRow { row, fin: true, logits });
                 uses.push(RowUse { sequence: self.id, chooses });
             }
         }
