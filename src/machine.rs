@@ -1,6 +1,10 @@
 //! What this machine is, read from `/proc`.
 
 use std::fs;
+use std::time::Duration;
+
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
 
 /// Main memory, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +33,48 @@ pub fn peak_memory() -> Option<u64> {
     field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
 }
 
+/// Lets [`peak_memory`] begin anew from what is held now. False where the system does not allow it.
+pub fn forget_peak_memory() -> bool {
+    // See proc(5): 5 resets the peak.
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// Processor time of this process so far, all threads together.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Processor time of all programs since the machine started, over all its processors; `None` where the system does not tell.
+#[must_use]
+pub fn busy_time() -> Option<Duration> {
+    let ticks = busy_ticks(&fs::read_to_string("/proc/stat").ok()?)?;
+    Some(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
+}
+
+/// The processor's name; empty where the system does not tell.
+#[must_use]
+pub fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map(|(_, name)| name.trim().to_owned()).unwrap_or_default()
+}
+
+/// The system's name and version; empty where it does not tell.
+#[must_use]
+pub fn system() -> String {
+    let read = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+    format!("{} {}", read("ostype").trim(), read("osrelease").trim()).trim().to_owned()
+}
+
+/// The first line: user, nice, system, idle, iowait, irq, softirq, steal; time of guests is part of the user's.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
+    let ticks: Vec<u64> = ticks.map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
+    Some(ticks.iter().enumerate().filter(|(at, _)| !matches!(at, 3 | 4)).map(|(_, ticks)| ticks).sum())
+}
+
 fn parse(meminfo: &str) -> Option<Memory> {
     Some(Memory { total: field(meminfo, "MemTotal")?, available: field(meminfo, "MemAvailable")? })
 }
@@ -49,5 +95,26 @@ mod tests {
         let memory = Memory { total: 264_032_464 * 1024, available: 1 << 20 };
         assert_eq!(parse(text), Some(memory));
         assert_eq!(parse("MemTotal: x kB"), None);
+    }
+
+    #[test]
+    fn busy_is_all_but_idle_and_waiting() {
+        let stat = "cpu  100 20 3 4000 500 6 7 80 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(busy_ticks(stat), Some(100 + 20 + 3 + 6 + 7 + 80));
+        assert_eq!(busy_ticks("intr 1"), None);
+    }
+
+    #[test]
+    fn work_takes_processor_time_and_a_peak_can_be_forgotten() {
+        let before = cpu_time();
+        let block = vec![1_u8; 256 << 20];
+        let peak = peak_memory().unwrap();
+        assert!(
+            peak > 256 << 20 && std::hint::black_box(&block).iter().map(|x| u64::from(*x)).sum::<u64>() == 256 << 20
+        );
+        assert!(cpu_time() > before && busy_time().unwrap() > Duration::ZERO);
+        drop(block);
+        // Other tests of this process may hold much, but not that much more than before.
+        assert!(!forget_peak_memory() || peak_memory().unwrap() < peak);
     }
 }

@@ -1,6 +1,7 @@
 //! Every flag: its environment name, default and unit.
 
 mod engine;
+mod overhead;
 mod serve;
 
 use std::net::SocketAddr;
@@ -11,6 +12,7 @@ use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use self::engine::{ActivationDtype, EngineArgs, KvCacheDtype, WorldArgs};
+pub use self::overhead::{BenchOverheadArgs, OverheadSide};
 pub use self::serve::{DoctorArgs, FakeServeArgs, PromptBlockKind, ServeArgs};
 use crate::backend::candle::SyntheticModel;
 use crate::gateway;
@@ -66,6 +68,11 @@ pub enum BenchCommand {
     /// Prompts are random and all different. A figure is the median of --repeats runs; runs with and without proofs take
     /// turns, so that a noisy machine disturbs both alike.
     Engine(Box<BenchEngineArgs>),
+    /// Proofs: what they cost, backend by backend, and who accepts whose.
+    ///
+    /// The same prompts go through each backend with and without proofs, in turns; each backend has a process of its own. A report
+    /// with plots, figures as JSON and a matrix of makers and verifiers go to --output. Exits with 3 where the matrix has a wrong verdict.
+    Overhead(Box<BenchOverheadArgs>),
     /// Collectives: what ranks take to add up their tensors, and to put them side by side, by size.
     ///
     /// Over NCCL on GPUs and in memory on the processor. A step of a model adds up after its embedding and twice a layer: its time

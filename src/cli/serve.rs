@@ -11,7 +11,7 @@ use crate::fake_serve::{Dialect, PromptBlock, Seeded};
 use crate::session;
 
 /// Serves of `--backend sglang`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
     /// An sglang serve's address, or several that share the work.
     #[arg(long, env = "SERVE_URL", value_name = "URL,...", value_delimiter = ',')]

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rand::{Rng, SeedableRng};
@@ -11,12 +10,15 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 use super::load;
-use crate::backend::{Backend, GenerationEvent, GenerationRequest};
+use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::cli::{BenchEngineArgs, Switch};
+use crate::cli::{BenchEngineArgs, EngineArgs, Switch};
 use crate::machine;
-use crate::proof::{Proof, ProofBuilder, ProofParams};
-use crate::protocol::{Commitment, ToplocCommitment};
+use crate::overhead::{Ask, Proofs, median, take};
+use crate::proof::DEFAULT_TOPK;
+
+/// Tokens of blocks that a request holds beyond its own at most: the rest of its last one, and one more.
+pub(super) const SPARE_TOKENS: usize = 32;
 
 /// One line of the result.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -43,12 +45,8 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
     let mut engine = args.engine;
-    engine.max_running_requests = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.prompt_tokens + args.new_tokens;
-    if engine.max_total_tokens.is_none() && engine.mem_fraction.is_none() {
-        // Room for all at once: a request that waits for another's blocks would be measured as slow.
-        engine.max_total_tokens = Some(engine.max_running_requests.saturating_mul(longest.next_multiple_of(16) + 16));
-    }
+    make_room(&mut engine, args.batch.iter().copied().max().unwrap_or(1), longest);
     let backend = match (args.synthetic, &args.checkpoint) {
         (Some(model), _) => load::synthetic(model, &engine).await?,
         (None, Some(checkpoint)) => load::candle(&Checkpoint::open(checkpoint)?, &engine, None).await?,
@@ -59,7 +57,8 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
         bail!("{longest} tokens do not fit the context of {}; lower --prompt-tokens or --new-tokens", info.context);
     }
     // Pages in the weights and lets the processor reach its speed.
-    run(&backend, 1, 16, 8, false, 0).await?;
+    let mut peak = 0;
+    run(&backend, 1, 16, 8, false, 0, &mut peak).await?;
     let mut out = std::io::stdout().lock();
     if !args.json {
         writeln!(
@@ -74,7 +73,7 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
         for _ in 0..args.repeats {
             for (switch, lines) in args.proofs.iter().zip(&mut runs) {
                 let proofs = *switch == Switch::On;
-                lines.push(run(&backend, batch, args.prompt_tokens, args.new_tokens, proofs, seed).await?);
+                lines.push(run(&backend, batch, args.prompt_tokens, args.new_tokens, proofs, seed, &mut peak).await?);
                 seed += 1;
             }
         }
@@ -101,12 +100,12 @@ pub(super) async fn engine(args: BenchEngineArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// When a request's tokens came.
-struct Times {
-    first: Instant,
-    last: Instant,
-    /// From the last row to the JSON of what is proven.
-    finish: Duration,
+/// Lets so many requests run together: one that waits for another's blocks would be measured as slow.
+pub(super) fn make_room(engine: &mut EngineArgs, at_once: usize, longest: usize) {
+    engine.max_running_requests = at_once;
+    if engine.max_total_tokens.is_none() && engine.mem_fraction.is_none() {
+        engine.max_total_tokens = Some(at_once.saturating_mul(longest.saturating_add(SPARE_TOKENS)));
+    }
 }
 
 async fn run(
@@ -116,85 +115,37 @@ async fn run(
     new_tokens: usize,
     proofs: bool,
     seed: u64,
+    peak: &mut u64,
 ) -> anyhow::Result<Line> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let vocab = u32::try_from(backend.info().vocab)?;
-    let started = Instant::now();
-    let mut requests = tokio::task::JoinSet::new();
-    for _ in 0..batch {
-        let prompt = (0..prompt_tokens).map(|_| rng.random_range(0..vocab)).collect();
-        let request = GenerationRequest::greedy(prompt, new_tokens);
-        requests.spawn(read(Arc::clone(backend), request, proofs));
-    }
-    let mut times = Vec::with_capacity(batch);
-    while let Some(outcome) = requests.join_next().await {
-        times.push(outcome??);
-    }
-    let all_first = times.iter().map(|t| t.first).max().context("no requests")?;
-    let all_last = times.iter().map(|t| t.last).max().context("no requests")?;
-    let mut finishes: Vec<f64> = times.iter().map(|t| t.finish.as_secs_f64() * 1e3).collect();
-    let per_second = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(f64::EPSILON);
+    let prompts = (0..batch).map(|_| (0..prompt_tokens).map(|_| rng.random_range(0..vocab)).collect());
+    let ask = Ask {
+        prompts: prompts.collect(),
+        new_tokens,
+        proofs: if proofs { Proofs::Host } else { Proofs::Off },
+        streamed: false,
+        topk: DEFAULT_TOPK,
+    };
+    // A turn forgets the peak before it.
+    *peak = (*peak).max(machine::peak_memory().unwrap_or_default());
+    let turn = take(backend, ask).await?;
+    *peak = (*peak).max(turn.peak_rss_bytes);
+    let per_second = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(f64::EPSILON);
     Ok(Line {
         batch,
         proofs,
         prompt_tokens,
         new_tokens,
-        prefill_tok_s: per_second(batch * prompt_tokens, all_first - started),
-        decode_tok_s: per_second(batch * (new_tokens - 1), all_last.saturating_duration_since(all_first)),
-        last_token_to_response_ms: median(&mut finishes),
-        peak_rss_bytes: machine::peak_memory().unwrap_or_default(),
+        prefill_tok_s: per_second(turn.prompt_tokens, turn.seconds - turn.decode_seconds),
+        decode_tok_s: per_second(turn.decode_tokens, turn.decode_seconds),
+        last_token_to_response_ms: median(turn.last_token_to_response_ms),
+        peak_rss_bytes: *peak,
     })
 }
 
-/// Reads a generation as a job does: each row folded as it comes.
-async fn read(backend: Arc<dyn Backend>, request: GenerationRequest, proofs: bool) -> anyhow::Result<Times> {
-    let params = ProofParams::default();
-    let mut builder = ProofBuilder::new(params, backend.info().hidden)?;
-    let mut made: Vec<Proof> = Vec::new();
-    let mut output_token_ids = Vec::with_capacity(request.max_tokens);
-    let prompt_ids = request.prompt.clone();
-    let mut generation = backend.generate(request);
-    let (mut first, mut last) = (None, Instant::now());
-    while let Some(event) = generation.next().await {
-        match event? {
-            GenerationEvent::Started { .. } => {}
-            GenerationEvent::FirstRowMissing => bail!("the engine lost a row"),
-            GenerationEvent::Tokens { ids, fin, .. } => {
-                last = Instant::now();
-                output_token_ids.extend(ids);
-                first.get_or_insert(last);
-                if proofs {
-                    for row in &fin {
-                        made.extend(builder.push(row)?);
-                    }
-                }
-            }
-            GenerationEvent::Finished { .. } => {
-                if proofs {
-                    made.extend(builder.finish()?);
-                }
-                let commitment = Commitment {
-                    model_root: String::new(),
-                    toploc: ToplocCommitment {
-                        proofs: made.iter().map(Proof::to_base64).collect(),
-                        topk: params.topk,
-                        decode_batching_size: params.batch,
-                        skip_prefill: true,
-                        n_tokens: output_token_ids.len(),
-                        prompt_ids,
-                    },
-                    output_token_ids,
-                };
-                std::hint::black_box(serde_json::to_string(&commitment)?);
-                return Ok(Times { first: first.context("no token came")?, last, finish: last.elapsed() });
-            }
-        }
-    }
-    bail!("the backend ended without a reason")
-}
-
 fn median_line(lines: &[Line]) -> Option<Line> {
-    let of = |value: fn(&Line) -> f64| median(&mut lines.iter().map(value).collect::<Vec<_>>());
+    let of = |value: fn(&Line) -> f64| median(lines.iter().map(value).collect());
     Some(Line {
         prefill_tok_s: of(|line| line.prefill_tok_s),
         decode_tok_s: of(|line| line.decode_tok_s),
@@ -202,10 +153,4 @@ fn median_line(lines: &[Line]) -> Option<Line> {
         peak_rss_bytes: lines.iter().map(|line| line.peak_rss_bytes).max()?,
         ..*lines.first()?
     })
-}
-
-/// The middle value, the upper one of two; 0 of none.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

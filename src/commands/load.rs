@@ -53,7 +53,7 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
 }
 
 /// A checkpoint's folder or file, as people call it.
-fn name_of(checkpoint: &Checkpoint) -> String {
+pub(super) fn name_of(checkpoint: &Checkpoint) -> String {
     let path = checkpoint.path();
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -8,6 +8,7 @@ mod fake_serve;
 mod gateway;
 mod load;
 mod mine;
+mod overhead;
 mod plan;
 mod verify;
 
@@ -32,6 +33,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(BenchCommand::Engine(args)) => bench::engine(*args).await,
+        Command::Bench(BenchCommand::Overhead(args)) => overhead::run(*args).await,
         Command::Bench(BenchCommand::Collectives(args)) => collectives::run(args).await,
         Command::FakeServe(args) => fake_serve::run(*args).await,
     }

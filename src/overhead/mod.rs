@@ -3,8 +3,20 @@
 //! In: prompts, and backends. Out: [`Cell`]s, one a backend, mode and load, and a report of them. What must never happen: modes
 //! that are measured one after the other, figures of different work side by side, and an estimate without its interval.
 
+mod answer;
+mod comparison;
+mod matrix;
+mod process;
 mod results;
+mod statistics;
+mod turn;
 
+pub use self::answer::{Answer, AnswerError};
+pub use self::comparison::{Account, Comparison, Load, Mode, TurnRecord};
+pub use self::matrix::{Made, judge, make};
+pub use self::process::{Process, ProcessError, answer_requests};
 pub use self::results::{
     Cell, Distribution, Estimate, Machine, Matrix, MatrixCell, Overhead, Processes, Proofs, Run, Variant,
 };
+pub use self::statistics::median;
+pub use self::turn::{Ask, Turn, take};

@@ -1,5 +1,6 @@
 //! A model by its shape alone, for benchmarks.
 
+use std::fmt;
 use std::str::FromStr;
 
 use serde_json::Value;
@@ -12,6 +13,8 @@ const SHAPES: [(&str, &str); 1] = [("qwen3.6-35b-a3b", include_str!("../../../mo
 /// A real model's shape, whole or with fewer layers and experts: `qwen3.6-35b-a3b:layers=2,experts=64`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SyntheticModel {
+    /// As it was asked for.
+    text: String,
     config: Value,
 }
 
@@ -19,6 +22,12 @@ impl SyntheticModel {
     /// Its `config.json`.
     pub(super) fn config(&self) -> &Value {
         &self.config
+    }
+}
+
+impl fmt::Display for SyntheticModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -51,7 +60,7 @@ impl FromStr for SyntheticModel {
                 _ => return Err(wrong(format!("{change:?} is no change of a shape"))),
             }
         }
-        Ok(Self { config })
+        Ok(Self { text: text.to_owned(), config })
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a serve should serve, read off the checkpoint that lies here: its configuration alone, for any architecture.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::SglangError;
 use crate::checkpoint::Checkpoint;
 
 /// The model that serves are expected to serve.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedModel {
     /// As its checkpoint names it.
     pub architecture: String,

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::time::Duration;
 
 use half::bf16;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::fault::{Fault, causes, quote};
@@ -49,7 +49,7 @@ pub struct Finding {
 }
 
 /// What a serve is compared with.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Expected {
     /// Values of a row, by the checkpoint.
     pub hidden: usize,

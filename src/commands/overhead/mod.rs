@@ -1,0 +1,353 @@
+//! `engy-miner bench overhead`: what a proof costs, backend by backend.
+//!
+//! This process measures and computes nothing: each backend has one of its own (`sides`), so that what it takes is its own too.
+//! Prompts (`prompts`) go to them in turns; the matrix of makers and verifiers (`variants`) is computed here afterwards.
+
+mod command_line;
+mod prompts;
+mod sides;
+mod variants;
+
+use std::collections::HashSet;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use self::sides::{About, Served};
+use super::bench::make_room;
+use super::load;
+use crate::backend::sglang::{Expected, ServedModel, Severity, examine};
+use crate::chat::ChatModel;
+use crate::checkpoint::Checkpoint;
+use crate::cli::{BackendKind, BenchOverheadArgs};
+use crate::machine;
+use crate::overhead::{Account, Comparison, Load, Machine, Mode, Process, Proofs, Run, Turn, TurnRecord, report};
+use crate::spec::{DEMO_MODEL, ModelSpec};
+
+/// The exit code where an honest answer was rejected or one of a control accepted: not 1, which says that nothing was measured.
+const WRONG_VERDICTS: u8 = 3;
+
+pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode> {
+    if let Some(threads) = args.threads {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+    }
+    let at_once = args.concurrency.iter().copied().max().unwrap_or(1);
+    let spec = load::spec(&args.model, DEMO_MODEL)?;
+    let checkpoint = args.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
+    let chat = checkpoint.as_ref().map(|checkpoint| load::chat(checkpoint, &spec)).transpose()?;
+    let prompts = chat.as_ref().map(|chat| prompts::read(args.prompts.as_deref(), chat)).transpose()?;
+    let longest_prompt = prompts.iter().flatten().map(Vec::len).max().unwrap_or(args.prompt_tokens);
+    let longest = longest_prompt + longest_answer(&args);
+    make_room(&mut args.engine, at_once, longest);
+    // Each turn reads all of its prompts: those before had the same.
+    args.engine.prefix_cache_tokens.get_or_insert(0);
+    if let Some(side) = args.side {
+        sides::run(side, &args).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let backends = backends(&args)?;
+    std::fs::create_dir_all(&args.output)
+        .map_err(|e| anyhow!("cannot make the folder {}: {e}", args.output.display()))?;
+    let mut measurement = Measurement { args, spec, checkpoint, chat, sides: Sides::default() };
+    let about = measurement.start(&backends, longest, at_once).await?;
+    if longest > about.context {
+        bail!(
+            "{longest} tokens do not fit the context of {}; lower --new-tokens, or give shorter prompts",
+            about.context
+        );
+    }
+    let prompts = match prompts {
+        Some(prompts) => prompts,
+        None => prompts::random(about.vocab, measurement.args.prompt_tokens),
+    };
+    measurement.measure(&backends, prompts, about).await
+}
+
+fn longest_answer(args: &BenchOverheadArgs) -> usize {
+    let longest = args.new_tokens.iter().copied().max().unwrap_or(2);
+    usize::try_from(longest).unwrap_or(usize::MAX)
+}
+
+/// The backends that are compared, each once.
+fn backends(args: &BenchOverheadArgs) -> anyhow::Result<Vec<BackendKind>> {
+    let served = args.fake_serve || !args.serve.serve_url.is_empty();
+    let mut backends = args.backend.clone();
+    if backends.is_empty() {
+        backends.push(BackendKind::Candle);
+        backends.extend(served.then_some(BackendKind::Sglang));
+    }
+    let mut seen = HashSet::new();
+    backends.retain(|backend| seen.insert(backend.name()));
+    if backends.contains(&BackendKind::Sglang) && !served {
+        bail!("there is no serve to measure: give --serve-url its address, or --fake-serve for a stand-in");
+    }
+    if args.fake_serve && !args.serve.serve_url.is_empty() {
+        bail!("either a serve or a stand-in: leave out --fake-serve or --serve-url (SERVE_URL)");
+    }
+    Ok(backends)
+}
+
+/// The processes that take turns.
+#[derive(Default)]
+struct Sides {
+    candle: Option<Process>,
+    sglang: Option<Process>,
+    /// The stand-in, where there is one.
+    serve: Option<Process>,
+    /// Where the serve is.
+    served: Option<Served>,
+    /// What it calls itself.
+    described: Option<String>,
+}
+
+impl Sides {
+    async fn turn(&mut self, mode: &Mode, ask: crate::overhead::Ask) -> anyhow::Result<(Turn, Option<Account>)> {
+        let in_process = mode.backend == BackendKind::Candle.name();
+        let side = if in_process { &mut self.candle } else { &mut self.sglang };
+        let side = side.as_mut().with_context(|| format!("{} was not started", mode.backend))?;
+        let serve = self.serve.as_mut().filter(|_| !in_process);
+        match serve {
+            None => Ok((sides::turn(side, ask).await?, None)),
+            Some(serve) => {
+                sides::account(serve).await?;
+                let turn = sides::turn(side, ask).await?;
+                Ok((turn, Some(sides::account(serve).await?)))
+            }
+        }
+    }
+
+    /// Ends all but the serve, of which there may be more to ask.
+    async fn end_backends(&mut self) {
+        for side in [self.candle.take(), self.sglang.take()].into_iter().flatten() {
+            side.end().await;
+        }
+    }
+}
+
+struct Measurement {
+    args: BenchOverheadArgs,
+    spec: ModelSpec,
+    checkpoint: Option<Checkpoint>,
+    chat: Option<ChatModel>,
+    sides: Sides,
+}
+
+impl Measurement {
+    /// Starts a process for each backend; what the model is like.
+    async fn start(&mut self, backends: &[BackendKind], longest: usize, at_once: usize) -> anyhow::Result<About> {
+        let mut about = None;
+        for backend in backends {
+            let served = match backend {
+                BackendKind::Candle => None,
+                BackendKind::Sglang => Some(self.serve(longest, at_once).await?),
+            };
+            let (process, its) = sides::start_backend(*backend, served.clone()).await?;
+            match backend {
+                BackendKind::Candle => self.sides.candle = Some(process),
+                BackendKind::Sglang => self.sides.sglang = Some(process),
+            }
+            self.sides.served = served.or(self.sides.served.take());
+            about = Some(about.unwrap_or(its));
+        }
+        about.context("no backend was started")
+    }
+
+    /// The serve, started where it is the stand-in, and looked at.
+    async fn serve(&mut self, longest: usize, at_once: usize) -> anyhow::Result<Served> {
+        let (urls, stand_in) = if self.args.fake_serve {
+            let (process, listening) = sides::start_serve().await?;
+            self.sides.serve = Some(process);
+            self.sides.described = Some(format!(
+                "a stand-in for sglang {} on the candle backend, which returns an answer's rows and the prompt's last one",
+                listening.version
+            ));
+            (vec![listening.url], Some(listening.about))
+        } else {
+            (self.args.serve.serve_url.clone(), None)
+        };
+        let served = match (&self.checkpoint, &self.chat, stand_in) {
+            (Some(checkpoint), Some(chat), _) => {
+                let args = crate::cli::ServeArgs { serve_url: urls.clone(), ..self.args.serve.clone() };
+                let served = load::Served::new(checkpoint, chat, &args, &self.spec, at_once)?;
+                let expected = Expected { context: longest, ..served.expected };
+                Served { urls, model: served.model, expected }
+            }
+            (_, _, Some(about)) => {
+                let About { architecture, hidden, vocab, context } = about;
+                let prompt = prompts::random(vocab, 4).pop().unwrap_or_default();
+                let checkpoint = sides::model_path(&self.args);
+                let expected = Expected { hidden, context: longest, checkpoint, at_once, prompt };
+                Served { urls, model: ServedModel { architecture, hidden, vocab, context }, expected }
+            }
+            _ => bail!("give --checkpoint the folder of the model that is served"),
+        };
+        if self.sides.described.is_none() {
+            self.sides.described = Some(self.look_at(&served).await?);
+        }
+        Ok(served)
+    }
+
+    /// What a serve calls itself.
+    async fn look_at(&self, served: &Served) -> anyhow::Result<String> {
+        let options = crate::backend::sglang::SglangOptions {
+            urls: served.urls.clone(),
+            api_key: self.args.serve.serve_api_key.clone(),
+            chunk: self.args.serve.serve_chunk,
+            max_live_rows: self.args.serve.serve_max_live_rows,
+        };
+        let mut described = Vec::new();
+        for (serve, findings) in examine(&options, served.expected.clone()).await? {
+            if let Some(fault) = findings.iter().find(|finding| finding.severity == Severity::Fault) {
+                bail!("the serve {serve} cannot be measured: {}; engy-miner doctor says more", fault.what);
+            }
+            let version = findings.iter().find(|finding| finding.topic == "version");
+            described.push(format!("sglang {} at {serve}", version.map_or("?", |finding| &finding.what)));
+        }
+        Ok(described.join(", "))
+    }
+
+    async fn measure(
+        mut self,
+        backends: &[BackendKind],
+        prompts: Vec<Vec<u32>>,
+        about: About,
+    ) -> anyhow::Result<ExitCode> {
+        let comparison = self.comparison(backends, prompts);
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (interrupted, stop) = (super::interrupted(), Arc::clone(&stopped));
+        tokio::spawn(async move {
+            interrupted.await;
+            stop.store(true, Ordering::Relaxed);
+        });
+        let bar = bar(comparison.bound);
+        bar.set_message("warming up");
+        for mode in &comparison.modes {
+            let load = Load { concurrency: 1, new_tokens: 8 };
+            let prompts = comparison.prompts.iter().take(load.concurrency).cloned().collect();
+            let Load { new_tokens, .. } = load;
+            let (streamed, topk) = (comparison.streamed, comparison.topk);
+            let ask = crate::overhead::Ask { prompts, new_tokens, proofs: mode.proofs, streamed, topk };
+            self.sides.turn(mode, ask).await?;
+        }
+        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (started, busy, cpu) = (Instant::now(), machine::busy_time(), machine::cpu_time());
+        let told = |record: &TurnRecord| {
+            bar.set_position(started.elapsed().as_secs());
+            bar.set_message(said(record));
+        };
+        let stop = || stopped.load(Ordering::Relaxed);
+        let sides = &mut self.sides;
+        let records = comparison.run(async |mode, ask| sides.turn(mode, ask).await, told, stop).await?;
+        let seconds = started.elapsed().as_secs_f64();
+        bar.finish_and_clear();
+        self.sides.end_backends().await;
+        if records.is_empty() {
+            bail!("it was interrupted before anything was measured");
+        }
+        let ours = records.iter().map(|record| record.turn.cpu_us + record.serve.map_or(0.0, |serve| serve.cpu_us));
+        let ours = Duration::from_secs_f64(ours.sum::<f64>() / 1e6) + machine::cpu_time().saturating_sub(cpu);
+        let busy = machine::busy_time().zip(busy).map(|(now, then)| now.saturating_sub(then));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let others = busy.map_or(0.0, |busy| busy.saturating_sub(ours).as_secs_f64() / (seconds * cores as f64));
+        let run = Run {
+            command: command_line::shown(std::env::args()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            began,
+            seconds,
+            machine: Machine {
+                processor: machine::processor(),
+                cores,
+                memory_bytes: machine::memory().map_or(0, |memory| memory.total),
+                system: machine::system(),
+            },
+            model: self.model(),
+            hidden: about.hidden,
+            topk: self.spec.toploc.k,
+            serve: self.sides.described.clone(),
+            others: others.clamp(0.0, 1.0),
+        };
+        let cells = comparison.cells(&records, about.hidden);
+        let matrix = match self.args.matrix_answers {
+            _ if stopped.load(Ordering::Relaxed) => None,
+            0 => None,
+            answers => Some(self.matrix(&comparison.prompts, answers, about.context).await?),
+        };
+        if let Some(serve) = self.sides.serve.take() {
+            serve.end().await;
+        }
+        let folder = &self.args.output;
+        write(folder, "run.json", serde_json::to_string_pretty(&run)? + "\n")?;
+        write(folder, "results.jsonl", lines(&cells)?)?;
+        write(folder, "turns.jsonl", lines(&records)?)?;
+        if let Some(matrix) = &matrix {
+            write(folder, "matrix.json", serde_json::to_string_pretty(matrix)? + "\n")?;
+        }
+        write(folder, "report.html", report::html(&run, &cells, matrix.as_ref())?)?;
+        let markdown = report::markdown(&run, &cells, matrix.as_ref());
+        write(folder, "report.md", markdown.clone())?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{markdown}\nThe report: {}", folder.join("report.html").display())?;
+        let right = matrix.is_none_or(|matrix| matrix.cells.iter().all(|cell| cell.is_right()));
+        Ok(if right { ExitCode::SUCCESS } else { ExitCode::from(WRONG_VERDICTS) })
+    }
+
+    fn comparison(&self, backends: &[BackendKind], prompts: Vec<Vec<u32>>) -> Comparison {
+        let args = &self.args;
+        let modes = backends.iter().flat_map(|backend| {
+            [Proofs::Off, Proofs::Host].map(|proofs| Mode { backend: backend.name().to_owned(), proofs })
+        });
+        let loads = args.concurrency.iter().flat_map(|concurrency| {
+            let load = |new_tokens: &u64| Load {
+                concurrency: *concurrency,
+                new_tokens: usize::try_from(*new_tokens).unwrap_or(usize::MAX),
+            };
+            args.new_tokens.iter().map(load)
+        });
+        Comparison {
+            modes: modes.collect(),
+            loads: loads.collect(),
+            prompts,
+            streamed: !args.whole,
+            topk: self.spec.toploc.k,
+            bound: Duration::from_secs(args.seconds),
+        }
+    }
+
+    fn model(&self) -> String {
+        let synthetic = self.args.synthetic.as_ref().map(|model| format!("random weights in the shape of {model}"));
+        synthetic.or_else(|| self.checkpoint.as_ref().map(load::name_of)).unwrap_or_default()
+    }
+}
+
+/// A turn in a few words.
+fn said(record: &TurnRecord) -> String {
+    let TurnRecord { mode, load, turn, .. } = record;
+    let proofs = if mode.proofs == Proofs::Off { "no proofs" } else { "proofs" };
+    let speed = turn.decode_tokens as f64 / turn.decode_seconds.max(f64::EPSILON);
+    format!("{} {proofs}, {} at once, {} tokens: {speed:.0} tok/s", mode.backend, load.concurrency, load.new_tokens)
+}
+
+fn lines<T: serde::Serialize>(objects: &[T]) -> anyhow::Result<String> {
+    let lines: Vec<String> = objects.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+    Ok(lines.join("\n") + "\n")
+}
+
+fn write(folder: &Path, name: &str, text: String) -> anyhow::Result<()> {
+    let path = folder.join(name);
+    std::fs::write(&path, text).map_err(|e| anyhow!("cannot write {}: {e}", path.display()))
+}
+
+/// A bar on standard error; hidden where that is no terminal.
+fn bar(bound: Duration) -> ProgressBar {
+    let bar = ProgressBar::new(bound.as_secs());
+    match ProgressStyle::with_template("[{bar:30}] {pos} of {len} s  {msg}") {
+        Ok(style) => bar.with_style(style.progress_chars("=> ")),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,205 @@
+//! The matrix's makers and verifiers: ways to compute the same model, and models that are not the same.
+
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Measurement, sides};
+use crate::backend::Backend;
+use crate::backend::candle::{CandleBackend, EngineOptions, Fp8Activations, KvDtype, WeightsChange};
+use crate::checkpoint::Checkpoint;
+use crate::commands::bench::SPARE_TOKENS;
+use crate::commands::load;
+use crate::overhead::{Made, Matrix, Variant, judge, make};
+
+/// Tokens of each answer: two batches, a whole one and one of half the rows.
+const ANSWER_TOKENS: usize = 48;
+/// Tokens that a prompt is cut to: the matrix is about sums, not about texts.
+const PROMPT_TOKENS: usize = 64;
+/// Tokens a step of the variant that reads prompts in small pieces: a prompt has several.
+const SMALL_CHUNK: usize = 16;
+/// Ranks of the variant that shares the model; the first that its shape allows.
+const RANKS: [usize; 3] = [2, 3, 4];
+
+/// A variant, and how it computes.
+struct Way {
+    variant: Variant,
+    how: How,
+}
+
+enum How {
+    Candle {
+        options: Box<EngineOptions>,
+        /// Answers that are computed together.
+        at_once: usize,
+    },
+    Sglang,
+}
+
+impl Way {
+    fn candle(name: &str, flags: &str, at_once: usize, options: EngineOptions) -> Self {
+        let variant =
+            Variant { name: format!("candle {name}").trim().to_owned(), flags: flags.to_owned(), control: false };
+        Self { variant, how: How::Candle { options: Box::new(options), at_once } }
+    }
+
+    /// A maker with other weights.
+    fn control(name: &str, change: WeightsChange, options: &EngineOptions) -> Self {
+        let options = EngineOptions { weights_change: Some(change), ..options.clone() };
+        let way = Self::candle("", "", 1, options);
+        let variant = Variant { name: name.to_owned(), flags: format!("weights changed: {change}"), control: true };
+        Self { variant, ..way }
+    }
+}
+
+impl Measurement {
+    /// Has every variant prove answers and every honest one judge them.
+    pub(super) async fn matrix(&self, prompts: &[Vec<u32>], answers: usize, context: usize) -> anyhow::Result<Matrix> {
+        let room = context.saturating_sub(ANSWER_TOKENS + 1).max(1);
+        let prompts = prompts.iter().cycle().take(answers);
+        let prompts: Vec<Vec<u32>> =
+            prompts.map(|prompt| prompt.iter().take(PROMPT_TOKENS.min(room)).copied().collect()).collect();
+        let mut ways = self.ways(answers)?;
+        let spec = self.spec.toploc;
+        let bar = bar(ways.len());
+        let mut made: Vec<Made> = Vec::new();
+        let mut without = Vec::new();
+        for (at, way) in ways.iter().enumerate() {
+            bar.set_message(format!("proofs of {}", way.variant.name));
+            let (how, at_once) = (&way.how, if let How::Candle { at_once, .. } = way.how { at_once } else { 1 });
+            let backend = match self.open(how).await {
+                // A model that cannot be shared by so many, or a layer that it does not have.
+                Err(error) if way.is_optional() => {
+                    tracing::info!(variant = way.variant.name, reason = %error, "left out of the matrix");
+                    without.push(at);
+                    continue;
+                }
+                backend => backend?,
+            };
+            let answers = make(backend.as_ref(), way.variant.clone(), &prompts, ANSWER_TOKENS, at_once, spec.k).await;
+            made.push(answers.with_context(|| format!("{} gave no proofs", way.variant.name))?);
+            bar.inc(1);
+        }
+        for at in without.into_iter().rev() {
+            ways.remove(at);
+        }
+        bar.set_length((2 * ways.len()) as u64);
+        let mut cells = Vec::new();
+        for way in &ways {
+            if way.variant.control {
+                continue;
+            }
+            bar.set_message(format!("{} judges", way.variant.name));
+            let backend = self.open(&way.how).await?;
+            for made in &made {
+                let cell = judge(backend.as_ref(), &way.variant.name, made, spec).await;
+                cells.push(cell.with_context(|| format!("{} cannot judge {}", way.variant.name, made.variant.name))?);
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let place = |name: &str| ways.iter().position(|way| way.variant.name == name);
+        cells.sort_by_key(|cell| (place(&cell.maker), place(&cell.verifier)));
+        Ok(Matrix {
+            variants: ways.into_iter().map(|way| way.variant).collect(),
+            cells,
+            max_mismatches: spec.v,
+            pass_ratio: spec.p,
+        })
+    }
+
+    /// All variants that this model may have.
+    fn ways(&self, answers: usize) -> anyhow::Result<Vec<Way>> {
+        let args = &self.args;
+        let tokens = answers.saturating_mul(PROMPT_TOKENS + ANSWER_TOKENS + SPARE_TOKENS);
+        let base = EngineOptions {
+            max_running: answers,
+            max_total_tokens: Some(tokens),
+            mem_fraction: None,
+            ..load::options(&args.engine)?
+        };
+        let with = |change: &dyn Fn(&mut EngineOptions)| {
+            let mut options = base.clone();
+            change(&mut options);
+            options
+        };
+        let mut ways = vec![Way::candle("", "", 1, base.clone())];
+        let batch = format!("batch={answers}");
+        ways.extend((answers > 1).then(|| Way::candle(&batch, "answers computed together", answers, base.clone())));
+        ways.push(Way::candle(
+            &format!("chunk={SMALL_CHUNK}"),
+            &format!("--chunked-prefill-size {SMALL_CHUNK}"),
+            1,
+            with(&|options| options.prefill_chunk = SMALL_CHUNK),
+        ));
+        for (name, kv_dtype) in [("bf16", KvDtype::Bf16), ("fp8_e4m3", KvDtype::Fp8E4m3)] {
+            let options = with(&|options| options.kv_dtype = kv_dtype);
+            ways.push(Way::candle(&format!("kv={name}"), &format!("--kv-cache-dtype {name}"), 1, options));
+        }
+        if base.ranks == 1 {
+            ways.extend(RANKS.map(|ranks| {
+                let options = with(&|options| options.ranks = ranks);
+                Way::candle(&format!("tp={ranks}"), &format!("--tp-size {ranks}"), 1, options)
+            }));
+        }
+        if self.has_eight_bit_weights() {
+            let options = with(&|options| options.fp8_activations = Fp8Activations::Dynamic);
+            ways.push(Way::candle("activations=e4m3", "--fp8-activations dynamic", 1, options));
+        }
+        let options = with(&|options| options.weights_change = Some(WeightsChange::Bf16));
+        ways.push(Way::candle("weights=bf16", "weights rounded to bf16, as a serve in bf16 holds them", 1, options));
+        if let Some(described) = &self.sides.described {
+            let variant = Variant { name: "sglang".into(), flags: described.clone(), control: false };
+            ways.push(Way { variant, how: How::Sglang });
+        }
+        ways.push(Way::control("int4 weights", WeightsChange::Rounded { bits: 4 }, &base));
+        ways.push(Way::control("another seed", WeightsChange::Redrawn { seed: 1 }, &base));
+        ways.push(Way::control("a layer less", WeightsChange::WithoutLayer { layer: 1 }, &base));
+        Ok(ways)
+    }
+
+    /// Whether activations can be rounded where they meet the weights.
+    fn has_eight_bit_weights(&self) -> bool {
+        match &self.checkpoint {
+            Some(Checkpoint::Folder(folder)) => folder.config().get("quantization_config").is_some(),
+            Some(Checkpoint::Gguf(_)) => false,
+            None => true,
+        }
+    }
+
+    async fn open(&self, how: &How) -> anyhow::Result<Arc<dyn Backend>> {
+        match how {
+            How::Sglang => {
+                let served = self.sides.served.clone().context("there is no serve any more")?;
+                sides::client(&self.args, served).await
+            }
+            How::Candle { options, .. } => {
+                let (options, checkpoint) = (options.clone(), self.checkpoint.clone());
+                let synthetic = self.args.synthetic.clone();
+                let opened = tokio::task::spawn_blocking(move || match (&checkpoint, &synthetic) {
+                    (Some(checkpoint), _) => Ok(CandleBackend::open(checkpoint, &options, &|_, _| {})?),
+                    (None, Some(model)) => Ok(CandleBackend::synthetic(model, &options, &|_, _| {})?),
+                    (None, None) => Err(anyhow!("there is no model")),
+                });
+                Ok(Arc::new(opened.await??))
+            }
+        }
+    }
+}
+
+impl Way {
+    /// Whether there are models that do not have it.
+    fn is_optional(&self) -> bool {
+        matches!(&self.how, How::Candle { options, .. } if options.ranks > 1 || self.variant.control)
+    }
+}
+
+/// A bar on standard error; hidden where that is no terminal.
+fn bar(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new((2 * steps) as u64);
+    match ProgressStyle::with_template("[{bar:30}] {pos} of {len}  {msg}") {
+        Ok(style) => bar.with_style(style.progress_chars("=> ")),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,393 @@
+//! The order of turns, and what becomes of them.
+//!
+//! A block is one turn of each mode, of the same prompts; the next block goes through the modes backwards, so that whatever drifts on
+//! the machine hits each mode as often before the others as after. Overhead is only ever taken between turns of one block.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::results::{Cell, Distribution, Estimate, Overhead, Processes, Proofs};
+use super::statistics::median;
+use super::turn::{Ask, Turn};
+
+/// A way to get answers that is compared with others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mode {
+    /// `candle` or `sglang`.
+    pub backend: String,
+    /// Whether answers are proven.
+    pub proofs: Proofs,
+}
+
+/// How much is asked for at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Requests at once.
+    pub concurrency: usize,
+    /// Tokens of each answer.
+    pub new_tokens: usize,
+}
+
+/// One object of `turns.jsonl`: a turn, and what the serve took for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TurnRecord {
+    /// Counts blocks of a load from 0. Turns of one block and load belong together.
+    pub block: usize,
+    /// Whose turn.
+    #[serde(flatten)]
+    pub mode: Mode,
+    /// What was asked for.
+    #[serde(flatten)]
+    pub load: Load,
+    /// Processor time of the serve's process, microseconds, and the most memory that it held, bytes; `None` where that is not known.
+    pub serve: Option<Account>,
+    /// What it took.
+    #[serde(flatten)]
+    pub turn: Turn,
+}
+
+/// What a process used since it was last asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Account {
+    /// Processor time, microseconds.
+    pub cpu_us: f64,
+    /// The most memory that it held, bytes.
+    pub peak_rss_bytes: u64,
+}
+
+/// What is to be compared.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// The modes, those of one backend side by side.
+    pub modes: Vec<Mode>,
+    /// The loads, which are measured one after the other, block by block.
+    pub loads: Vec<Load>,
+    /// At least one prompt. Requests take them in turns.
+    pub prompts: Vec<Vec<u32>>,
+    /// Whether answers are asked for token by token.
+    pub streamed: bool,
+    /// Points of a proof.
+    pub topk: usize,
+    /// No block is begun that would end later, but for the first of each load.
+    pub bound: Duration,
+}
+
+impl Comparison {
+    /// Takes turns until the time is over, or `stop` says so. `turn` takes one; `told` hears of each that was taken.
+    ///
+    /// # Errors
+    /// Those of `turn`.
+    pub async fn run<E>(
+        &self,
+        mut turn: impl AsyncFnMut(&Mode, Ask) -> Result<(Turn, Option<Account>), E>,
+        mut told: impl FnMut(&TurnRecord),
+        stop: impl Fn() -> bool,
+    ) -> Result<Vec<TurnRecord>, E> {
+        let began = Instant::now();
+        let mut records = Vec::new();
+        let mut longest = vec![Duration::ZERO; self.loads.len()];
+        for block in 0.. {
+            let mut fits = false;
+            for (load, longest) in self.loads.iter().zip(&mut longest) {
+                if stop() || (block > 0 && began.elapsed() + *longest > self.bound) {
+                    continue;
+                }
+                fits = true;
+                let block_began = Instant::now();
+                for mode in self.order(block) {
+                    let (turn, serve) = turn(mode, self.ask(block, *load, mode.proofs)).await?;
+                    let record = TurnRecord { block, mode: mode.clone(), load: *load, serve, turn };
+                    told(&record);
+                    records.push(record);
+                }
+                *longest = (*longest).max(block_began.elapsed());
+            }
+            if !fits {
+                break;
+            }
+        }
+        Ok(records)
+    }
+
+    /// The modes in a block's order.
+    fn order(&self, block: usize) -> Vec<&Mode> {
+        let modes = self.modes.iter();
+        if block.is_multiple_of(2) { modes.collect() } else { modes.rev().collect() }
+    }
+
+    /// What is asked for: the same of every mode of a block.
+    fn ask(&self, block: usize, load: Load, proofs: Proofs) -> Ask {
+        let prompts = self.prompts.iter().cycle().skip(block * load.concurrency % self.prompts.len().max(1));
+        Ask {
+            prompts: prompts.take(load.concurrency).cloned().collect(),
+            new_tokens: load.new_tokens,
+            proofs,
+            streamed: self.streamed,
+            topk: self.topk,
+        }
+    }
+
+    /// The turns in figures, one a mode and load.
+    #[must_use]
+    pub fn cells(&self, records: &[TurnRecord], hidden: usize) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for load in &self.loads {
+            for mode in &self.modes {
+                let own = of(records, mode, *load);
+                let plain = of(records, &Mode { proofs: Proofs::Off, ..mode.clone() }, *load);
+                if !own.is_empty() {
+                    cells.push(self.cell(mode, *load, &own, &plain, hidden));
+                }
+            }
+        }
+        cells
+    }
+
+    fn cell(&self, mode: &Mode, load: Load, own: &[&TurnRecord], plain: &[&TurnRecord], hidden: usize) -> Cell {
+        let total = |of: fn(&Turn) -> f64| own.iter().map(|record| of(&record.turn)).sum::<f64>();
+        let all = |of: fn(&Turn) -> &[f64]| {
+            Distribution::of(own.iter().flat_map(|record| of(&record.turn)).copied().collect())
+        };
+        let middle = |records: &[&TurnRecord], of: &dyn Fn(&TurnRecord) -> f64| {
+            median(records.iter().map(|record| of(record)).collect())
+        };
+        let received = |record: &TurnRecord| record.turn.received_bytes as f64 / record.turn.tokens.max(1) as f64;
+        let requests: usize = own.iter().map(|record| record.turn.ttft_ms.len()).sum();
+        let tokens: usize = own.iter().map(|record| record.turn.tokens).sum();
+        let a_token = |value: f64| value / tokens.max(1) as f64;
+        let proven = mode.proofs != Proofs::Off;
+        let in_process = own.iter().all(|record| record.turn.received_bytes == 0);
+        let serves: Option<Vec<Account>> = own.iter().map(|record| record.serve).collect();
+        Cell {
+            backend: mode.backend.clone(),
+            proofs: mode.proofs,
+            concurrency: load.concurrency,
+            new_tokens: load.new_tokens,
+            streamed: self.streamed,
+            turns: own.len(),
+            requests,
+            tokens,
+            prompt_tokens: total(|turn| turn.prompt_tokens as f64) / requests.max(1) as f64,
+            ttft_ms: all(|turn| &turn.ttft_ms),
+            token_ms: all(|turn| &turn.token_ms),
+            last_token_to_response_ms: all(|turn| &turn.last_token_to_response_ms),
+            tok_s: middle(own, &|record| rate(record.turn.tokens, record.turn.seconds)),
+            decode_tok_s: middle(own, &|record| rate(record.turn.decode_tokens, record.turn.decode_seconds)),
+            cpu_us_per_token: Processes {
+                miner: middle(own, &|record| record.turn.cpu_us / record.turn.tokens.max(1) as f64),
+                serve: serves.as_ref().map(|_| {
+                    middle(own, &|record| record.serve.unwrap_or_default().cpu_us / record.turn.tokens.max(1) as f64)
+                }),
+            },
+            peak_rss_bytes: Processes {
+                miner: own.iter().map(|record| record.turn.peak_rss_bytes).max().unwrap_or_default(),
+                serve: serves.and_then(|serves| serves.iter().map(|account| account.peak_rss_bytes).max()),
+            },
+            received_bytes_per_token: middle(own, &received),
+            fin_bytes_per_token: match (proven, in_process) {
+                (false, _) => 0.0,
+                (true, true) => (hidden * size_of::<half::bf16>()) as f64,
+                (true, false) => middle(own, &received) - middle(plain, &received),
+            },
+            proof_bytes_per_token: a_token(total(|turn| turn.proof_bytes as f64)),
+            rows_us_per_token: a_token(total(|turn| turn.rows_us)),
+            proof_us_per_token: a_token(total(|turn| turn.proof_us)),
+            overhead: proven.then(|| Overhead::of(own, plain)).flatten(),
+        }
+    }
+}
+
+fn of<'a>(records: &'a [TurnRecord], mode: &Mode, load: Load) -> Vec<&'a TurnRecord> {
+    records.iter().filter(|record| record.mode == *mode && record.load == load).collect()
+}
+
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+impl Overhead {
+    /// From the turns that have a partner: of the same block and load, without proofs. `None` where there is none.
+    #[must_use]
+    pub fn of(proven: &[&TurnRecord], plain: &[&TurnRecord]) -> Option<Self> {
+        let pairs: Vec<(&Turn, &Turn, Option<f64>)> = proven
+            .iter()
+            .filter_map(|with| {
+                let without = plain.iter().find(|without| (without.block, without.load) == (with.block, with.load))?;
+                Some((&with.turn, &without.turn, cpu_a_token(with).zip(cpu_a_token(without)).map(|(a, b)| a - b)))
+            })
+            .collect();
+        // Ratios are compared by their logarithms, so that a turn of twice the time and one of half of it weigh the same.
+        let more = |of: fn(&Turn) -> f64| {
+            let logs = pairs.iter().map(|(with, without, _)| (of(with) / of(without)).ln());
+            let logs: Vec<f64> = logs.filter(|log| log.is_finite()).collect();
+            Estimate::of(&logs).map(|log| log.exp_m1() * 100.0)
+        };
+        let cpu: Vec<f64> = pairs.iter().filter_map(|(_, _, cpu)| *cpu).collect();
+        (!pairs.is_empty()).then(|| Self {
+            pairs: pairs.len(),
+            time_pct: more(|turn| turn.decode_seconds / turn.decode_tokens.max(1) as f64),
+            ttft_pct: more(|turn| turn.ttft_ms.iter().sum::<f64>() / turn.ttft_ms.len().max(1) as f64),
+            cpu_us_per_token: Estimate::of(&cpu),
+        })
+    }
+}
+
+/// Processor time a token of all processes that are known.
+fn cpu_a_token(record: &TurnRecord) -> Option<f64> {
+    let all = record.turn.cpu_us + record.serve.map_or(0.0, |account| account.cpu_us);
+    (record.turn.tokens > 0).then(|| all / record.turn.tokens as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(backend: &str, proofs: Proofs) -> Mode {
+        Mode { backend: backend.into(), proofs }
+    }
+
+    fn comparison(bound: Duration) -> Comparison {
+        let backends = ["candle", "sglang"];
+        let modes = backends.into_iter().flat_map(|name| [Proofs::Off, Proofs::Host].map(|proofs| mode(name, proofs)));
+        Comparison {
+            modes: modes.collect(),
+            loads: [(1, 4), (3, 4)].map(|(concurrency, new_tokens)| Load { concurrency, new_tokens }).into(),
+            prompts: (0..5).map(|at| vec![at; 10]).collect(),
+            streamed: true,
+            topk: 128,
+            bound,
+        }
+    }
+
+    /// A turn of a machine that takes 1 ms a token, a hundredth more with proofs in process, and half as much again over HTTP; every
+    /// fourth turn is disturbed and takes twice as long.
+    fn turn(mode: &Mode, ask: &Ask, count: usize) -> (Turn, Option<Account>) {
+        let (requests, proven) = (ask.prompts.len(), ask.proofs != Proofs::Off);
+        let tokens = requests * ask.new_tokens;
+        let hop = mode.backend == "sglang";
+        let cost = match (proven, hop) {
+            (false, _) => 1.0,
+            (true, false) => 1.01,
+            (true, true) => 1.5,
+        };
+        let disturbed = if count % 4 == 3 { 2.0 } else { 1.0 };
+        let each = |value: f64| value * tokens as f64;
+        let turn = Turn {
+            tokens,
+            prompt_tokens: requests * 10,
+            seconds: each(2e-3 * cost * disturbed),
+            decode_seconds: each(0.75e-3 * cost * disturbed),
+            decode_tokens: tokens - requests,
+            ttft_ms: vec![20.0 * cost; requests],
+            token_ms: vec![cost; tokens - requests],
+            last_token_to_response_ms: vec![0.5; requests],
+            cpu_us: each(if hop { 100.0 } else { 2000.0 } * cost),
+            peak_rss_bytes: 1000 + count as u64,
+            received_bytes: if hop { tokens as u64 * if proven { 5000 } else { 150 } } else { 0 },
+            proof_bytes: if proven { tokens * 9 } else { 0 },
+            rows_us: each(if proven { 2.0 } else { 0.0 }),
+            proof_us: each(if proven { 1.0 } else { 0.0 }),
+        };
+        (turn, hop.then(|| Account { cpu_us: each(2000.0), peak_rss_bytes: 7 }))
+    }
+
+    async fn run(comparison: &Comparison, blocks: usize) -> Vec<TurnRecord> {
+        let count = std::cell::Cell::new(0);
+        let take = async |mode: &Mode, ask: Ask| {
+            count.set(count.get() + 1);
+            Ok::<_, ()>(turn(mode, &ask, count.get()))
+        };
+        let most = blocks * comparison.modes.len() * comparison.loads.len();
+        comparison.run(take, |_| {}, || count.get() >= most).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn modes_take_turns_forwards_and_backwards_with_the_same_prompts() {
+        let comparison = comparison(Duration::from_secs(3600));
+        let records = run(&comparison, 2).await;
+        let order: Vec<_> =
+            records.iter().map(|record| (record.block, record.load.concurrency, &record.mode)).collect();
+        let forwards: Vec<&Mode> = comparison.modes.iter().collect();
+        let backwards: Vec<&Mode> = comparison.modes.iter().rev().collect();
+        let mut expected = Vec::new();
+        for (block, modes) in [(0, &forwards), (1, &backwards)] {
+            for concurrency in [1, 3] {
+                expected.extend(modes.iter().map(|mode| (block, concurrency, *mode)));
+            }
+        }
+        assert_eq!(order, expected);
+        let load = comparison.loads[1];
+        let prompts = |block| comparison.ask(block, load, Proofs::Off).prompts.iter().map(|p| p[0]).collect::<Vec<_>>();
+        assert_eq!((prompts(0), prompts(1)), (vec![0, 1, 2], vec![3, 4, 0]));
+    }
+
+    #[tokio::test]
+    async fn without_time_each_load_has_one_block() {
+        let records = run(&comparison(Duration::ZERO), 100).await;
+        assert_eq!(records.len(), 8);
+        assert!(records.iter().all(|record| record.block == 0));
+    }
+
+    #[tokio::test]
+    async fn figures_are_those_of_the_turns_and_one_disturbed_turn_in_four_does_not_move_them() {
+        let comparison = comparison(Duration::from_secs(3600));
+        let records = run(&comparison, 12).await;
+        let cells = comparison.cells(&records, 576);
+        assert_eq!(cells.len(), 8);
+        let cell = |backend: &str, proofs, concurrency| {
+            let found = cells
+                .iter()
+                .find(|cell| (&*cell.backend, cell.proofs, cell.concurrency) == (backend, proofs, concurrency));
+            found.unwrap().clone()
+        };
+        let plain = cell("candle", Proofs::Off, 3);
+        assert_eq!((plain.turns, plain.requests, plain.tokens, plain.prompt_tokens), (12, 36, 144, 10.0));
+        assert_eq!((plain.ttft_ms.p50, plain.token_ms.count, plain.overhead), (20.0, 108, None));
+        assert_eq!(
+            (plain.fin_bytes_per_token, plain.cpu_us_per_token.serve, plain.peak_rss_bytes.serve),
+            (0.0, None, None)
+        );
+        let in_process = cell("candle", Proofs::Host, 1);
+        assert_eq!((in_process.fin_bytes_per_token, in_process.proof_bytes_per_token), (1152.0, 9.0));
+        assert_eq!((in_process.rows_us_per_token, in_process.proof_us_per_token), (2.0, 1.0));
+        let overhead = in_process.overhead.unwrap();
+        let near = |estimate: Estimate, value: f64| {
+            assert!((estimate.value - value).abs() < 1e-9, "{estimate:?} is not {value}");
+            assert!(estimate.low.unwrap() <= value + 1e-9 && estimate.high.unwrap() >= value - 1e-9, "{estimate:?}");
+        };
+        assert_eq!(overhead.pairs, 12);
+        near(overhead.ttft_pct, 1.0);
+        near(overhead.cpu_us_per_token, 20.0);
+        let time = overhead.time_pct;
+        assert!((time.value - 1.0).abs() < 1e-6 || (time.low.unwrap() <= 1.0 && time.high.unwrap() >= 1.0), "{time:?}");
+        let hop = cell("sglang", Proofs::Host, 3);
+        assert_eq!((hop.fin_bytes_per_token, hop.received_bytes_per_token), (4850.0, 5000.0));
+        assert_eq!((hop.cpu_us_per_token.serve, hop.peak_rss_bytes.serve), (Some(2000.0), Some(7)));
+        near(hop.overhead.unwrap().cpu_us_per_token, 50.0);
+        // Whoever reads the files finds the same.
+        let text = serde_json::to_string(&records[0]).unwrap();
+        assert!(
+            text.starts_with(
+                r#"{"block":0,"backend":"candle","proofs":"off","concurrency":1,"new_tokens":4,"serve":null,"tokens":4"#
+            ),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<TurnRecord>(&text).unwrap(), records[0]);
+    }
+
+    #[test]
+    fn turns_without_a_partner_are_no_pairs() {
+        let record = |block, proofs| TurnRecord {
+            block,
+            mode: mode("candle", proofs),
+            load: Load { concurrency: 1, new_tokens: 2 },
+            serve: None,
+            turn: Turn { tokens: 2, decode_tokens: 1, decode_seconds: 1.0, ttft_ms: vec![1.0], ..Turn::default() },
+        };
+        let (with, without) = ([record(0, Proofs::Host), record(1, Proofs::Host)], [record(1, Proofs::Off)]);
+        let overhead = |without: &[TurnRecord]| Overhead::of(&with.each_ref(), &without.iter().collect::<Vec<_>>());
+        assert_eq!(overhead(&without).unwrap().pairs, 1);
+        assert_eq!(overhead(&[]), None);
+    }
+}
