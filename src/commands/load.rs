@@ -47,6 +47,8 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
         ranks: args.world.tp_size,
         collective_timeout: Duration::from_secs(args.world.collective_timeout),
         rank_fault: args.rank_fault,
+        // No flag asks for it: nobody is to mine with other weights by accident.
+        weights_change: None,
         mem_fraction: args.mem_fraction,
         kv_dtype: args.kv_cache_dtype.into(),
     })

@@ -40,8 +40,8 @@ use self::plan::{BLOCK_TOKENS, StepError, StepOutput, StepPlan, StepRunner};
 use self::runner::{MemorySize, ModelRunner};
 use self::scheduler::SchedulerConfig;
 pub use self::synthetic::SyntheticModel;
-pub use self::weights::{Fp8Activations, LoadError, ProgressFn};
-use self::weights::{ShardedWeights, SyntheticWeights, WeightSource};
+use self::weights::{ChangedWeights, ShardedWeights, SyntheticWeights, WeightSource};
+pub use self::weights::{Fp8Activations, LoadError, ProgressFn, WeightsChange};
 
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
 use crate::checkpoint::Checkpoint;
@@ -74,6 +74,8 @@ pub struct EngineOptions {
     pub collective_timeout: Duration,
     /// A fault that one of the ranks shall have: a drill.
     pub rank_fault: Option<RankFault>,
+    /// How the weights shall differ from the checkpoint's: a control, to see what verifiers make of a miner with other weights.
+    pub weights_change: Option<WeightsChange>,
 }
 
 /// How keys and values are stored. Narrower ones hold more tokens and move fin by their rounding, so a proof is best
@@ -133,6 +135,7 @@ impl Default for EngineOptions {
             ranks: 1,
             collective_timeout: Self::DEFAULT_COLLECTIVE_TIMEOUT,
             rank_fault: None,
+            weights_change: None,
         }
     }
 }
@@ -186,6 +189,8 @@ impl CandleBackend {
         options: &EngineOptions,
     ) -> Result<Self, LoadError> {
         let blocks = plan.cache_blocks()?;
+        let changed = options.weights_change.map(|change| ChangedWeights::new(weights, change, &config)).transpose()?;
+        let weights = changed.as_ref().map_or(weights, |changed| changed);
         // What the cache cannot hold is no context, whatever the model was made for.
         let context = config.context.min(blocks as usize * BLOCK_TOKENS);
         let scheduler = SchedulerConfig {

@@ -4,6 +4,8 @@
 //! file) is behind [`WeightSource`]. Files are mapped, and only what a model asks for is read. A missing, misshapen or
 //! oddly typed tensor is an error with its name, never a guess.
 
+mod change;
+mod changed;
 mod gguf;
 mod inventory;
 mod safetensors;
@@ -20,6 +22,8 @@ use super::model::shards::Shard;
 use crate::checkpoint::gguf::GgufError;
 use crate::checkpoint::{Checkpoint, SharedBytes};
 
+pub use self::change::WeightsChange;
+pub(super) use self::changed::ChangedWeights;
 pub(super) use self::gguf::GgufWeights;
 pub(super) use self::inventory::Inventory;
 pub(super) use self::safetensors::SafetensorsWeights;

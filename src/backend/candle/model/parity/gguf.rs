@@ -19,7 +19,7 @@ fn a_gguf_of_the_llama_fixture_agrees_with_the_same_goldens() {
     }
 }
 
-fn write_gguf(path: &std::path::Path) {
+pub(super) fn write_gguf(path: &std::path::Path) {
     let weights =
         candle_core::safetensors::load(fixture("tiny-llama").join("model.safetensors"), &Device::Cpu).unwrap();
     let names = [

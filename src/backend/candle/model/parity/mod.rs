@@ -1,6 +1,7 @@
 //! The models against goldens made by the reference implementation (see the READMEs beside the fixtures): chosen ids
 //! exactly, fin within [`TOLERANCE`], whatever the prefill chunk and whoever else is in the batch.
 
+mod changed;
 mod gguf;
 mod hybrid;
 mod ranks;
