@@ -253,7 +253,14 @@ pub struct GatewayArgs {
 /// `engy-miner verify`
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// A model folder (Hugging Face) or a .gguf file: the checkpoint that the answer claims.
+    /// Who recomputes.
+    #[arg(long, env = "ENGY_BACKEND", value_enum, default_value_t = BackendKind::Candle)]
+    pub backend: BackendKind,
+    /// Which serve, with --backend sglang: one that runs without a prefix cache, chunked prefill and whatever trims its replies.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// A model folder (Hugging Face) or a .gguf file: the checkpoint that the answer claims; with --backend sglang, the served
+    /// model's.
     #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH")]
     pub checkpoint: PathBuf,
     /// Which model [default: the one that the proof names].

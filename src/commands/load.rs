@@ -122,21 +122,21 @@ impl Served {
                 checkpoint: name_of(checkpoint),
                 at_once,
                 prompt: probe_question(chat)?,
+                recomputes: false,
             },
             model,
         })
     }
+
+    /// The same, to recompute given texts.
+    pub(super) fn recomputing(self) -> Self {
+        Self { expected: Expected { recomputes: true, ..self.expected }, ..self }
+    }
 }
 
 /// Probes the serves.
-pub(super) async fn sglang(
-    checkpoint: &Checkpoint,
-    chat: &ChatModel,
-    args: &ServeArgs,
-    spec: &ModelSpec,
-    max_inflight: usize,
-) -> anyhow::Result<Arc<dyn Backend>> {
-    let Served { options, model, expected } = Served::new(checkpoint, chat, args, spec, max_inflight)?;
+pub(super) async fn sglang(served: Served) -> anyhow::Result<Arc<dyn Backend>> {
+    let Served { options, model, expected } = served;
     Ok(Arc::new(SglangBackend::open(&options, model, expected).await?))
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::{interrupted, load};
+use super::interrupted;
+use super::load::{self, Served};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{BackendKind, MineArgs};
 use crate::machine;
@@ -60,7 +61,7 @@ pub(super) async fn run(args: MineArgs) -> anyhow::Result<ExitCode> {
     let chat = load::chat(&checkpoint, &spec)?;
     let backend = match args.backend {
         BackendKind::Candle => load::candle(&checkpoint, &args.engine, Some(&chat)).await?,
-        BackendKind::Sglang => load::sglang(&checkpoint, &chat, &args.serve, &spec, max_inflight).await?,
+        BackendKind::Sglang => load::sglang(Served::new(&checkpoint, &chat, &args.serve, &spec, max_inflight)?).await?,
     };
     let mut service = load::service(backend, chat, &checkpoint, &spec, args.default_max_tokens)?;
     service.greedy = args.greedy;

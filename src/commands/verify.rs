@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::load;
+use super::load::{self, Served};
 use crate::checkpoint::Checkpoint;
-use crate::cli::VerifyArgs;
+use crate::cli::{BackendKind, VerifyArgs};
 use crate::spec::DEMO_MODEL;
 use crate::telemetry::one_line;
 use crate::verify::{ProofRecord, Report, VerifyError, verify};
@@ -21,7 +21,14 @@ pub(super) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
     let spec = load::spec(&args.model, record.model.as_deref().unwrap_or(DEMO_MODEL))?;
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let model_root = checkpoint.model_root()?;
-    let backend = load::candle(&checkpoint, &args.engine, None).await?;
+    let backend = match args.backend {
+        BackendKind::Candle => load::candle(&checkpoint, &args.engine, None).await?,
+        BackendKind::Sglang => {
+            // One text at a time.
+            let served = Served::new(&checkpoint, &load::chat(&checkpoint, &spec)?, &args.serve, &spec, 1)?;
+            load::sglang(served.recomputing()).await?
+        }
+    };
     let report = match verify(backend.as_ref(), &model_root, &record.commitment, spec.toploc).await {
         Ok(report) => report,
         // A claim that contradicts itself has failed; only a recompute that cannot be done leaves it open.

@@ -2,7 +2,7 @@
 
 use reqwest::StatusCode;
 
-use super::reply::{ReplyError, ServeError};
+use super::reply::{FinishReason, ReplyError, ServeError};
 use crate::backend::BackendError;
 use crate::telemetry::one_line;
 
@@ -29,6 +29,20 @@ impl Fault {
         Self { error: BackendError::Unavailable(reason), refused: true }
     }
 
+    /// The connection broke in the middle of a call that told so many tokens.
+    pub(super) fn broke_off(serve: &str, tokens: usize, error: &reqwest::Error) -> Self {
+        let why = causes(error);
+        let fault = Self::broken(format!("the connection to the serve {serve} broke after {tokens} tokens: {why}"));
+        Self { refused: tokens == 0, ..fault }
+    }
+
+    /// The serve read less than was sent.
+    pub(super) fn cut_prompt(counted: usize, sent: usize) -> Self {
+        Self::broken(format!(
+            "the serve read {counted} tokens of a prompt of {sent}: start it without --allow-auto-truncate"
+        ))
+    }
+
     /// An answer with another status than 200, and the start of its body.
     pub(super) fn of_status(status: StatusCode, body: &[u8]) -> Self {
         let message = message_of(body);
@@ -44,8 +58,21 @@ impl Fault {
         Self { error: classify(status, &quote(&error.message)), refused: is_refusal(status) }
     }
 
+    /// An end that is none of an answer's: the serve gave up, or does not say why it ended.
+    pub(super) fn of_end(reason: Option<&FinishReason>) -> Self {
+        match reason {
+            Some(FinishReason::Abort { message, status_code, .. }) => Self::aborted(message.as_deref(), *status_code),
+            Some(FinishReason::Unknown(kind)) => {
+                Self::broken(format!("the serve ended the answer for a reason that is not known: {kind}"))
+            }
+            Some(FinishReason::Stop(_) | FinishReason::Length { .. }) | None => {
+                Self::broken("the serve ended the answer without a reason")
+            }
+        }
+    }
+
     /// The serve ended a generation by itself.
-    pub(super) fn aborted(message: Option<&str>, status: Option<u16>) -> Self {
+    fn aborted(message: Option<&str>, status: Option<u16>) -> Self {
         let message = quote(message.unwrap_or("no reason given"));
         let error = match status {
             Some(status @ 400..=499 | status @ 503) => classify(status, &message),

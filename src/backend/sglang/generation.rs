@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 
-use super::fault::{Fault, causes};
+use super::fault::Fault;
+use super::live::Live;
 use super::pool::{Lease, Pool};
 use super::reply::{FinishReason, Matched, Reply, ReplyReader, RowsFound, StreamEvent, StreamReader};
-use super::request::{GenerateBody, Shape, rid};
+use super::request::{GenerateBody, Shape};
 use super::serve::{Serve, is_stream};
 use super::tokens::Tokens;
-use crate::backend::{BackendError, FinRows, GenerationEvent, GenerationRequest, PacedSender, StopReason, Timings};
+use crate::backend::{FinRows, GenerationEvent, GenerationRequest, PacedSender, StopReason, Timings};
 
 /// An answer under way.
 pub(super) struct Answering {
@@ -187,8 +188,8 @@ impl Answering {
     }
 
     async fn start(&self, lease: Lease, question: &Question) -> Result<(Live, reqwest::Response), Fault> {
-        let (serve, traits) = (lease.serve().clone(), lease.traits());
-        let live = Live { serve: serve.clone(), rid: rid(), lease, over: false };
+        let traits = lease.traits();
+        let live = Live::new(lease);
         let shape = Shape {
             max_new_tokens: question.asked,
             stream_interval: traits
@@ -197,41 +198,8 @@ impl Answering {
             knows_seed: traits.knows_seed,
         };
         let body = GenerateBody::new(&live.rid, &question.input, &self.request, shape);
-        match serve.generate(&body).await {
-            Ok(response) => Ok((live, response)),
-            Err(fault) => {
-                // A connection that broke may have left the call running; an answer has not.
-                if !matches!(fault.error, BackendError::Unavailable(_)) {
-                    live.ended();
-                }
-                Err(fault)
-            }
-        }
-    }
-}
-
-/// A call that a serve works on. Dropped before its end, the serve is told to stop.
-struct Live {
-    serve: Serve,
-    rid: String,
-    /// Given back when the call is over.
-    lease: Lease,
-    over: bool,
-}
-
-impl Live {
-    fn ended(mut self) {
-        self.over = true;
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        // Without a runtime the process ends, and the connection with it, which the serve sees.
-        if let (false, Ok(runtime)) = (self.over, tokio::runtime::Handle::try_current()) {
-            let (serve, rid) = (self.serve.clone(), std::mem::take(&mut self.rid));
-            runtime.spawn(async move { serve.abort(&rid).await });
-        }
+        let sent = live.serve.generate(&body).await;
+        live.sent(sent)
     }
 }
 
@@ -324,12 +292,8 @@ impl Call<'_> {
     }
 
     async fn chunk(&mut self, response: &mut reqwest::Response) -> Result<Option<bytes::Bytes>, Fault> {
-        let chunk = response.chunk().await.map_err(|error| {
-            let (serve, tokens, why) = (self.serve.name(), self.tokens.ids.len(), causes(&error));
-            let fault =
-                Fault::broken(format!("the connection to the serve {serve} broke after {tokens} tokens: {why}"));
-            Fault { refused: tokens == 0, ..fault }
-        })?;
+        let chunk = response.chunk().await;
+        let chunk = chunk.map_err(|error| Fault::broke_off(&self.serve.name(), self.tokens.ids.len(), &error))?;
         self.told.received += chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
         Ok(chunk)
     }
@@ -349,10 +313,7 @@ impl Call<'_> {
         }
         let sent = self.question.input.len();
         if let Some(counted) = reply.meta.prompt_tokens.filter(|counted| self.counts_prompts && *counted < sent) {
-            return Err(Fault::broken(format!(
-                "the serve read {counted} tokens of a prompt of {sent}: start it without --allow-auto-truncate"
-            ))
-            .into());
+            return Err(Fault::cut_prompt(counted, sent).into());
         }
         self.tokens.take(reply)?;
         let (tokens, asked) = (self.tokens.ids.len(), self.question.asked);
@@ -453,15 +414,7 @@ impl Call<'_> {
                 let last = ids.last().filter(|id| self.answering.request.stop_ids.contains(id));
                 last.map_or(StopReason::Length, |id| StopReason::StopId(*id))
             }
-            Some(FinishReason::Abort { message, status_code, .. }) => {
-                return Err(Fault::aborted(message.as_deref(), *status_code));
-            }
-            Some(FinishReason::Unknown(kind)) => {
-                return Err(Fault::broken(format!(
-                    "the serve ended the answer for a reason that is not known: {kind}"
-                )));
-            }
-            None => return Err(Fault::broken("the serve ended the answer without a reason")),
+            other => return Err(Fault::of_end(other.as_ref())),
         };
         let tokens = ids.len();
         if tokens == 0 {

@@ -2,17 +2,20 @@
 //!
 //! A serve speaks JSON alone, hidden states included, and its dialect depends on its version; nothing that it sends is
 //! taken on trust. `reply` turns its bytes into rows; `tokens` its events into ids; `generation` makes an answer of calls and
-//! counts rows against tokens; `pool` shares calls among serves, which `health` watches and `probe` has found fit; `fault`
-//! says whose fault an error is. What must never happen: a row that belongs to another token, an answer that ends where the serve
-//! broke off, and a call that goes on at a serve after its reader has gone.
+//! counts rows against tokens; `recompute` has the rows of a given text computed; `pool` shares calls among serves, which `health`
+//! watches and `probe` has found fit; `fault` says whose fault an error is, and `live` ends calls. What must never happen: a row that
+//! belongs to another token, an answer that ends where the serve broke off, and a call that goes on at a serve after its reader has
+//! gone.
 
 mod fault;
 mod form;
 mod generation;
 mod health;
+mod live;
 mod model;
 mod pool;
 mod probe;
+mod recompute;
 pub mod reply;
 mod request;
 mod serve;
@@ -30,6 +33,7 @@ pub use self::model::ServedModel;
 use self::pool::{Pool, ServeLoad};
 use self::probe::probe;
 pub use self::probe::{Expected, Finding, Severity};
+use self::recompute::Recompute;
 use self::serve::Serve;
 pub use self::serve::ServeUrlError;
 use super::{Backend, BackendError, BackendInfo, FinRows, Generation, GenerationRequest, Health, Load};
@@ -73,6 +77,8 @@ impl std::fmt::Debug for SglangOptions {
 /// Serves behind the door of a backend.
 pub struct SglangBackend {
     info: BackendInfo,
+    /// Longest sequence that the model can read, whatever its serves can, tokens.
+    model_context: usize,
     pool: Arc<Pool>,
     chunk: usize,
     watches: Vec<AbortHandle>,
@@ -198,10 +204,32 @@ impl SglangBackend {
                 context,
                 max_running: max_running.max(1),
             },
+            model_context: model.context,
             chunk: options.chunk.max(1),
             watches: watches.collect(),
             pool,
         })
+    }
+
+    /// Whether the model can compute the rows of these tokens from a position on. What it can read and its serves cannot is for
+    /// those to refuse, as it is no fault of the text's.
+    fn can_read(&self, tokens: &[u32], from: usize) -> Result<(), BackendError> {
+        let (length, vocab, context) = (tokens.len(), self.info.vocab, self.model_context);
+        if tokens.is_empty() {
+            return Err(BackendError::Client("the text has no tokens".into()));
+        }
+        if from >= length {
+            return Err(BackendError::Client(format!("rows from position {from} were asked of {length} tokens")));
+        }
+        if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+            return Err(BackendError::Client(format!("token id {id} is outside the vocabulary of {vocab}")));
+        }
+        if length > context {
+            return Err(BackendError::Client(format!(
+                "{length} tokens are more than the model's context of {context}"
+            )));
+        }
+        Ok(())
     }
 
     /// Calls that are under way at the serves.
@@ -262,9 +290,14 @@ impl Backend for SglangBackend {
         generation
     }
 
-    fn hidden_states(&self, _: Vec<u32>, _: usize) -> BoxFuture<'static, Result<FinRows, BackendError>> {
-        let reason = "a serve recomputes no rows of a given text: use --backend candle to verify";
-        async move { Err(BackendError::Unavailable(reason.into())) }.boxed()
+    /// One call that reads all tokens, of a serve that runs without a prefix cache, chunked prefill and whatever trims its replies:
+    /// other serves' rows are refused, with what to set. Dropped, the call is ended at the serve. Needs a runtime around it, which
+    /// every program here has.
+    fn hidden_states(&self, tokens: Vec<u32>, from: usize) -> BoxFuture<'static, Result<FinRows, BackendError>> {
+        if let Err(error) = self.can_read(&tokens, from) {
+            return async move { Err(error) }.boxed();
+        }
+        Recompute { pool: Arc::clone(&self.pool), tokens, from, hidden: self.info.hidden }.run().boxed()
     }
 
     fn health(&self) -> Health {

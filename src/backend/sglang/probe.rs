@@ -61,6 +61,8 @@ pub struct Expected {
     pub at_once: usize,
     /// Ids of a short question, at least two.
     pub prompt: Vec<u32>,
+    /// It shall recompute given texts, not answer: the prompt's rows are what is wanted of it, and nothing is streamed.
+    pub recomputes: bool,
 }
 
 /// A serve's probe.
@@ -113,7 +115,9 @@ pub(super) async fn probe(serve: &Serve, expected: &Expected) -> Probed {
     if probed.fault().is_some() {
         return probed;
     }
-    streamed_call(serve, expected, &mut probed).await;
+    if !expected.recomputes {
+        streamed_call(serve, expected, &mut probed).await;
+    }
     let info = serve.server_info(ASK_TIMEOUT).await;
     let model = serve.ask_either(&["get_model_info", "model_info"], ASK_TIMEOUT).await;
     judge_info(info.as_ref(), model.ok().as_ref(), expected, &mut probed);
@@ -201,8 +205,16 @@ fn judge_reply(reply: &Reply, bytes: usize, expected: &Expected, probed: &mut Pr
             "start it with --disable-radix-cache; until then first tokens are counted as prompt",
         );
     }
-    if prompt_rows > 0 {
-        probed.traits.returns_prompt = true;
+    probed.traits.returns_prompt = prompt_rows > 0;
+    if expected.recomputes {
+        if prompt_rows == 0 {
+            let what = "it returns no rows of the prompt, and a recompute is made of them";
+            let advice =
+                "start it without what trims its replies, and with --disable-radix-cache --chunked-prefill-size -1";
+            return probed.add(Severity::Fault, "prompt rows", what, advice);
+        }
+        probed.add(Severity::Note, "prompt rows", "it returns a row for each prompt token", "");
+    } else if prompt_rows > 0 {
         let measured = bytes as f64 / (rows + prompt_rows) as f64;
         let a_row = measured.max(hidden as f64 * BYTES_A_VALUE / 2.0) / 1e3;
         probed.add(
@@ -414,7 +426,14 @@ mod tests {
     use super::*;
 
     fn expected() -> Expected {
-        Expected { hidden: 576, context: 4096, checkpoint: "Other".into(), at_once: 24, prompt: vec![1, 2] }
+        Expected {
+            hidden: 576,
+            context: 4096,
+            checkpoint: "Other".into(),
+            at_once: 24,
+            prompt: vec![1, 2],
+            recomputes: false,
+        }
     }
 
     fn topics(probed: &Probed, severity: Severity) -> Vec<&'static str> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use engy_miner::backend::Backend;
 use engy_miner::backend::sglang::SglangBackend;
-use engy_miner::backend::{Backend, BackendError};
 use engy_miner::chat::ChatModel;
 use engy_miner::checkpoint::Checkpoint;
 use engy_miner::fake_serve::{Dialect, Fault, PromptBlock, RandomFaults};
@@ -166,6 +166,5 @@ async fn unfit_serves_are_refused_at_start_with_the_flag_to_set() {
     let (serve, _) = seeded(Dialect::V0_5_6, HIDDEN, |config| config.api_key = Some("sk-right".into())).await;
     assert!(open(&[&serve], HIDDEN, |options| options.api_key = Some("sk-right".into())).await.is_ok());
     let backend = open(&[&serve], HIDDEN, |options| options.api_key = Some("sk-right".into())).await.unwrap();
-    let error = backend.hidden_states(vec![1, 2], 0).await.unwrap_err();
-    assert!(matches!(error, BackendError::Unavailable(_)));
+    assert_eq!(backend.hidden_states(vec![1, 2], 0).await.unwrap().len(), 2, "with the key too");
 }

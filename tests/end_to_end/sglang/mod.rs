@@ -6,8 +6,10 @@ mod equality;
 mod faults;
 mod field_cases;
 mod legs;
+mod recompute;
 mod recorded;
 mod returns;
+mod verifying;
 
 use std::sync::Arc;
 
@@ -103,7 +105,7 @@ async fn open(
     change(&mut options);
     let model = ServedModel { architecture: "fake".into(), hidden, vocab: 1000, context: 1 << 20 };
     let (checkpoint, prompt) = ("fake-model".to_owned(), vec![1, 2, 3, 4, 5]);
-    let expected = Expected { hidden, context: 1024, checkpoint, at_once: 8, prompt };
+    let expected = Expected { hidden, context: 1024, checkpoint, at_once: 8, prompt, recomputes: false };
     Ok(Arc::new(SglangBackend::open(&options, model, expected).await?))
 }
 

@@ -3,7 +3,8 @@
 use thiserror::Error;
 
 /// Why a reply was not understood. Offsets are bytes from the start of the body, or of the event's data in a stream;
-/// rows count from 0 over the whole answer, a missing first row included, and columns from 0.
+/// rows count from 0 over the whole answer, a missing first row included, or over the prompt where its rows are wanted, and
+/// columns from 0.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ReplyError {
@@ -119,6 +120,28 @@ pub enum ReplyError {
     LateBlock {
         /// The row before it.
         row: usize,
+    },
+
+    /// Not every token of the prompt has a row, where its rows are wanted: those that came may be any tokens'.
+    #[error(
+        "the serve returned hidden states of {found} of the prompt's {expected} tokens, and all are needed: start it with \
+         --disable-radix-cache and --chunked-prefill-size -1, and without what trims its replies"
+    )]
+    FewerPromptRows {
+        /// Rows that came.
+        found: usize,
+        /// Tokens of the prompt.
+        expected: usize,
+    },
+
+    /// More rows than the prompt has tokens, where its rows are wanted, or more behind them than the call can have.
+    #[error(
+        "the serve returned more rows of hidden states than the {expected} tokens of the prompt have, so whose rows these are cannot \
+         be told: start it with --disable-radix-cache and --chunked-prefill-size -1, and without --speculative-algorithm"
+    )]
+    MorePromptRows {
+        /// Tokens of the prompt.
+        expected: usize,
     },
 
     /// A row's text is longer than a row's can be.

@@ -4,7 +4,8 @@ use half::bf16;
 
 use super::error::ReplyError;
 use super::fields::Reply;
-use super::rows::RowsReader;
+use super::prompt::{PromptReader, PromptRows};
+use super::rows::{RowsFound, RowsReader};
 use super::skeleton::{Skeleton, is_space};
 
 /// As much of a reply that is not JSON as its error shows.
@@ -35,11 +36,18 @@ const SHOWN_BYTES: usize = 160;
 pub struct ReplyReader {
     state: State,
     skeleton: Skeleton,
-    rows: RowsReader,
+    rows: Rows,
     /// Bytes that came.
     offset: u64,
     /// How a reply begins that is not JSON.
     start: Vec<u8>,
+}
+
+/// Whose rows are given.
+#[derive(Debug)]
+enum Rows {
+    OfAnswer(RowsReader),
+    OfPrompt(PromptReader),
 }
 
 #[derive(Debug)]
@@ -56,8 +64,24 @@ enum State {
     Failed(ReplyError),
 }
 
+impl Rows {
+    fn push(&mut self, offset: u64, bytes: &[u8], sink: &mut dyn FnMut(&[bf16])) -> Result<Option<usize>, ReplyError> {
+        match self {
+            Self::OfAnswer(rows) => rows.push(offset, bytes, sink),
+            Self::OfPrompt(rows) => rows.push(offset, bytes, sink),
+        }
+    }
+
+    fn found(&self) -> Option<RowsFound> {
+        match self {
+            Self::OfAnswer(rows) => rows.found(),
+            Self::OfPrompt(rows) => rows.found(),
+        }
+    }
+}
+
 impl ReplyReader {
-    /// For rows of `hidden` values.
+    /// For an answer's rows of `hidden` values.
     #[must_use]
     pub fn new(hidden: usize) -> Self {
         Self::skipping(hidden, 0)
@@ -67,16 +91,33 @@ impl ReplyReader {
     /// without reading their numbers.
     #[must_use]
     pub fn skipping(hidden: usize, rows: usize) -> Self {
-        Self {
-            state: State::Start,
-            skeleton: Skeleton::default(),
-            rows: RowsReader::new(hidden, rows),
-            offset: 0,
-            start: Vec::new(),
-        }
+        Self::of(Rows::OfAnswer(RowsReader::new(hidden, rows)))
     }
 
-    /// Reads on. `sink` gets each row of the answer as soon as it is complete and known to count: `[hidden]`, finite.
+    /// For rows of `hidden` values of the prompt, from a position on: what a serve computed of a text that it was given. Either each
+    /// token has its row and no row is left over, or there is an error; until the reply has ended, rows that were given may be
+    /// other tokens'.
+    ///
+    /// ```
+    /// # use engy_miner::backend::sglang::reply::{PromptRows, ReplyReader};
+    /// let mut rows = Vec::new();
+    /// let mut reader = ReplyReader::of_prompt(2, PromptRows { tokens: 3, from: 1, new_tokens: 1 });
+    /// let body = br#"{"text":"a","meta_info":{"hidden_states":[[[9,9],[1,2],[3,4]]]}}"#;
+    /// reader.push(body, &mut |row| rows.push(row.iter().map(|x| x.to_f32()).collect::<Vec<_>>()))?;
+    /// reader.finish()?;
+    /// assert_eq!(rows, [[1.0, 2.0], [3.0, 4.0]]);
+    /// # Ok::<(), engy_miner::backend::sglang::reply::ReplyError>(())
+    /// ```
+    #[must_use]
+    pub fn of_prompt(hidden: usize, wanted: PromptRows) -> Self {
+        Self::of(Rows::OfPrompt(PromptReader::new(hidden, wanted)))
+    }
+
+    fn of(rows: Rows) -> Self {
+        Self { state: State::Start, skeleton: Skeleton::default(), rows, offset: 0, start: Vec::new() }
+    }
+
+    /// Reads on. `sink` gets each row that is wanted as soon as it is complete and known to count: `[hidden]`, finite.
     ///
     /// # Errors
     ///
@@ -138,20 +179,20 @@ impl ReplyReader {
         Ok(())
     }
 
-    /// What the reply says before its hidden states, while these come: all known serves name the tokens first. `None` before
-    /// that, and where it cannot be told.
+    /// What the reply says before its hidden states, while these come, or where they have come to an error: all known serves name
+    /// the tokens first. `None` before that, and where it cannot be told.
     #[must_use]
     pub fn before_rows(&self) -> Option<Reply> {
-        let State::Rows { .. } = self.state else { return None };
+        let (State::Rows { .. } | State::Failed(_)) = self.state else { return None };
         // Hidden states stand in an object of the reply.
         let text = [self.skeleton.text(), b"null}}"].concat();
         Reply::from_json(&text).ok()
     }
 
-    /// Whether row 0 is missing; known once the first row has been given.
+    /// Whether row 0 of the answer is missing; known once the first row has been given.
     #[must_use]
     pub fn first_row_missing(&self) -> bool {
-        self.rows.first_row_missing()
+        matches!(&self.rows, Rows::OfAnswer(rows) if rows.first_row_missing())
     }
 
     /// The reply, once all of it has come.

@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::error::ReplyError;
 use super::number;
 use super::skeleton::is_space;
 
@@ -36,6 +37,16 @@ pub(super) enum RowError {
     NonFinite { column: usize, found: String },
     /// Not a list of numbers, from this byte on: below 0, it came with a piece before.
     Malformed { at: i64, what: String },
+}
+
+impl RowError {
+    /// As an error of the reply: the pushed bytes stand at `here` of the body, and the row has this number.
+    pub(super) fn at(self, here: u64, row: usize) -> ReplyError {
+        match self {
+            Self::NonFinite { column, found } => ReplyError::NonFinite { row, column, found },
+            Self::Malformed { at, what } => ReplyError::Malformed { offset: here.saturating_add_signed(at), what },
+        }
+    }
 }
 
 impl RowParser {

@@ -1,18 +1,17 @@
-//! The value of `hidden_states`: which of its elements are rows of the answer.
+//! The rows of an answer: which elements of `hidden_states` are its own.
 //!
-//! It is a list with, by depth, these elements: a matrix `[rows][hidden]` for each part of the prompt that was computed at
-//! once, then a vector `[hidden]` a decode step. The last row of the prompt's last matrix is row 0, as it chose the first
-//! token. Rows of matrices that do not count are passed over: only their brackets are looked for.
+//! By depth, these are: a matrix `[rows][hidden]` for each part of the prompt that was computed at once, then a vector `[hidden]` a
+//! decode step. The last row of the prompt's last matrix is row 0, as it chose the first token. Rows of matrices that do not count
+//! are passed over: only their brackets are looked for.
 //!
 //! A matrix of one row is row 0 where it comes first, and a decode step's row after that. A prompt whose last part is a
 //! single token looks the same and gives a row too many: compare the rows with the tokens of the answer.
 
 use half::bf16;
-use memchr::memchr2;
 
+use super::brackets::{Brackets, Mark, end_of_row};
 use super::error::ReplyError;
-use super::row::{RowError, RowParser};
-use super::skeleton::is_space;
+use super::row::RowParser;
 
 /// A row of a matrix is kept as text until it is known whether it counts. No serve writes more than 25 bytes a value;
 /// the rest is for spaces between them.
@@ -25,8 +24,8 @@ const LEAST_WIDTH: usize = 64;
 pub struct RowsFound {
     /// Rows of the answer, those included that the reader was told to skip.
     pub rows: usize,
-    /// Rows of the prompt that came beside row 0 and were dropped: each costs the serve and the network as much as a row
-    /// of the answer.
+    /// Rows of the prompt that came beside row 0, which are dropped unless they are what is asked for: each costs the serve and the
+    /// network as much as a row of the answer.
     pub prompt_rows: usize,
     /// The element that holds row 0 is empty, as after a hit of the serve's prefix cache: the first row given is row 1.
     pub first_row_missing: bool,
@@ -39,7 +38,9 @@ pub(super) struct RowsReader {
     hidden: usize,
     /// How many rows are not given.
     skip: usize,
-    state: State,
+    brackets: Brackets,
+    /// The row that is being read.
+    row: Option<Row>,
     /// Holds the candidate's values while there is one.
     parser: RowParser,
     candidate: Candidate,
@@ -47,12 +48,6 @@ pub(super) struct RowsReader {
     text: Vec<u8>,
     /// Bytes of that row so far.
     row_bytes: usize,
-    /// Whether it may have to be given.
-    keep: bool,
-    /// Rows of this matrix that have ended.
-    matrix_rows: usize,
-    /// The newest of these has no values.
-    empty_row: bool,
     /// Where in the body it ended.
     row_end: u64,
     /// Empty elements before any row.
@@ -62,35 +57,15 @@ pub(super) struct RowsReader {
     null: bool,
 }
 
-/// Where in the list the next byte stands.
+/// How a row is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Before it.
-    List,
-    /// Before an element, or the end.
-    FirstElement,
-    /// Before an element.
-    Element,
-    /// After an element.
-    AfterElement,
-    /// After an element's bracket.
-    Opened,
-    /// In a vector.
-    Vector,
-    /// In a vector that is not given.
-    SkippedVector,
-    /// Before a row of a matrix.
-    Row,
-    /// After the bracket of a row of a matrix.
-    RowOpened,
-    /// In that row.
-    RowText,
-    /// After that row.
-    AfterRow,
-    /// In a `null` of which this many letters were read.
-    Null { read: usize, list: bool },
-    /// After the list.
-    End,
+enum Row {
+    /// A vector that is given.
+    Given,
+    /// A vector that is not.
+    Skipped,
+    /// A row of a matrix, kept as text where it may have to be given.
+    OfMatrix { keep: bool },
 }
 
 /// The row that becomes row 0 unless another block of prompt rows follows.
@@ -114,14 +89,12 @@ impl RowsReader {
         Self {
             hidden,
             skip,
-            state: State::List,
+            brackets: Brackets::new(),
+            row: None,
             parser: RowParser::new(hidden),
             candidate: Candidate::None,
             text: Vec::new(),
             row_bytes: 0,
-            keep: false,
-            matrix_rows: 0,
-            empty_row: false,
             row_end: 0,
             empty_elements: 0,
             found: RowsFound::default(),
@@ -143,133 +116,81 @@ impl RowsReader {
         sink: &mut dyn FnMut(&[bf16]),
     ) -> Result<Option<usize>, ReplyError> {
         let mut at = 0;
-        while let (Some(&byte), true) = (bytes.get(at), self.state != State::End) {
+        while let (Some(&byte), false) = (bytes.get(at), self.brackets.is_complete()) {
             let here = offset + at as u64;
             let rest = &bytes[at..];
-            at += match self.state {
-                State::Vector => match self.parser.push(rest).map_err(|error| self.locate(here, error))? {
-                    None => rest.len(),
-                    Some(read) => {
-                        self.give(sink)?;
-                        self.state = State::AfterElement;
-                        read
+            at += match self.row {
+                Some(row) => self.read(row, here, rest, sink)?,
+                None => {
+                    if let Some(mark) = self.brackets.step(here, byte)? {
+                        self.mark(mark, sink)?;
                     }
-                },
-                State::SkippedVector => self.skip_vector(here, rest)?,
-                State::RowText => self.row_text(here, rest)?,
-                _ => usize::from(self.step(here, byte, sink)?),
+                    // The first byte of a row is the row's.
+                    usize::from(self.row.is_none())
+                }
             };
         }
-        Ok((self.state == State::End).then_some(at))
+        Ok(self.brackets.is_complete().then_some(at))
     }
 
-    /// What one byte between the numbers means. False if it belongs to what comes next.
-    fn step(&mut self, here: u64, byte: u8, sink: &mut dyn FnMut(&[bf16])) -> Result<bool, ReplyError> {
-        if let State::Null { read, list } = self.state {
-            return self.null(here, byte, read, list).map(|()| true);
-        }
-        if is_space(byte) {
-            return Ok(true);
-        }
-        match (self.state, byte) {
-            (State::List, b'[') => self.state = State::FirstElement,
-            (State::List, b'n') => self.state = State::Null { read: 1, list: true },
-            (State::List, _) => return Err(ReplyError::NotAList { offset: here, found: kind(byte) }),
-
-            (State::FirstElement | State::AfterElement, b']') => {
-                self.settle(sink)?;
-                self.state = State::End;
-            }
-            (State::FirstElement | State::Element, b'[') => self.state = State::Opened,
-            (State::FirstElement | State::Element, b'n') => self.state = State::Null { read: 1, list: false },
-            (State::FirstElement | State::Element, b'-' | b'0'..=b'9') if self.rows_with_candidate() == 0 => {
-                return Err(ReplyError::LastOnly);
-            }
-            (State::AfterElement, b',') => self.state = State::Element,
-
-            (State::Opened, b']') => self.empty()?,
-            (State::Opened, b'[') => {
-                self.matrix_rows = 0;
-                self.state = State::RowOpened;
-            }
-            (State::Opened, _) => {
+    /// What stands between the numbers.
+    fn mark(&mut self, mark: Mark, sink: &mut dyn FnMut(&[bf16])) -> Result<(), ReplyError> {
+        match mark {
+            Mark::Vector => {
                 self.begin_decode_row(sink)?;
                 self.parser.begin();
-                self.state = if self.found.rows < self.skip { State::SkippedVector } else { State::Vector };
-                return Ok(false);
+                self.row = Some(if self.found.rows < self.skip { Row::Skipped } else { Row::Given });
             }
-
-            (State::Row, b'[') => self.state = State::RowOpened,
-            (State::RowOpened, b']') => self.end_row(here + 1, true),
-            (State::RowOpened, _) => {
+            Mark::MatrixRow { first } => {
                 self.text.clear();
                 self.row_bytes = 0;
                 // As row 0 if it ends a block, or as the next row if it is a matrix of its own.
-                self.keep = self.skip == 0 || (self.matrix_rows == 0 && self.rows_with_candidate() >= self.skip);
-                self.state = State::RowText;
-                return Ok(false);
+                let keep = self.skip == 0 || (first && self.rows_with_candidate() >= self.skip);
+                self.row = Some(Row::OfMatrix { keep });
             }
-            (State::AfterRow, b',') => self.block_goes_on()?,
-            (State::AfterRow, b']') => self.end_matrix(sink)?,
-
-            _ => {
-                let what = format!("{:?} in the list of hidden states", char::from(byte));
-                return Err(ReplyError::Malformed { offset: here, what });
-            }
-        }
-        Ok(true)
-    }
-
-    /// One more letter of `null`: the whole list, or an element.
-    fn null(&mut self, here: u64, byte: u8, read: usize, list: bool) -> Result<(), ReplyError> {
-        const NULL: &[u8] = b"null";
-        if NULL.get(read) != Some(&byte) {
-            let what = format!("{:?} in a null", char::from(byte));
-            return Err(ReplyError::Malformed { offset: here, what });
-        }
-        if read + 1 < NULL.len() {
-            self.state = State::Null { read: read + 1, list };
-        } else if list {
-            self.null = true;
-            self.state = State::End;
-        } else {
-            self.empty()?;
+            Mark::MatrixGoesOn { .. } => self.block_goes_on()?,
+            Mark::MatrixEnds { rows, after_empty } => self.end_matrix(rows, after_empty, sink)?,
+            Mark::Empty => self.empty()?,
+            Mark::ListEnds => self.settle(sink)?,
+            Mark::Null => self.null = true,
         }
         Ok(())
     }
 
-    /// Passes over a vector, up to the byte after its bracket.
-    fn skip_vector(&mut self, here: u64, bytes: &[u8]) -> Result<usize, ReplyError> {
-        let Some(end) = end_of_row(here, bytes)? else { return Ok(bytes.len()) };
-        self.found.rows += 1;
-        self.state = State::AfterElement;
-        Ok(end + 1)
+    /// Reads a row, up to the byte after its bracket.
+    fn read(&mut self, row: Row, here: u64, bytes: &[u8], sink: &mut dyn FnMut(&[bf16])) -> Result<usize, ReplyError> {
+        let end = match row {
+            Row::Given => self.parser.push(bytes).map_err(|error| error.at(here, self.next_row()))?,
+            Row::Skipped | Row::OfMatrix { .. } => end_of_row(here, bytes)?.map(|end| end + 1),
+        };
+        let read = end.unwrap_or(bytes.len());
+        if row == (Row::OfMatrix { keep: true }) {
+            self.keep_text(&bytes[..read], bytes.get(read))?;
+        }
+        if end.is_some() {
+            self.brackets.end_row();
+            self.row = None;
+            match row {
+                Row::Given => self.give(sink)?,
+                Row::Skipped => self.found.rows += 1,
+                Row::OfMatrix { .. } => self.row_end = here + read as u64,
+            }
+        }
+        Ok(read)
     }
 
-    /// Passes over a row of a matrix, up to the byte after its bracket, and keeps its text where it may count.
-    fn row_text(&mut self, here: u64, bytes: &[u8]) -> Result<usize, ReplyError> {
-        let end = end_of_row(here, bytes)?;
-        let text = &bytes[..end.map_or(bytes.len(), |end| end + 1)];
+    /// Keeps more text of a row of a matrix; `next` is the byte after it, where that has come.
+    fn keep_text(&mut self, text: &[u8], next: Option<&u8>) -> Result<(), ReplyError> {
         let limit = self.hidden.max(LEAST_WIDTH) * MAX_BYTES_PER_VALUE;
         self.row_bytes += text.len();
-        if self.keep && self.row_bytes > limit {
+        if self.row_bytes > limit {
             return Err(ReplyError::RowTooLong { row: self.next_row(), limit });
         }
         // A comma after it, and it does not count.
-        if self.keep && bytes.get(text.len()) != Some(&b',') {
+        if next != Some(&b',') {
             self.text.extend_from_slice(text);
         }
-        if end.is_some() {
-            self.end_row(here + text.len() as u64, false);
-        }
-        Ok(text.len())
-    }
-
-    fn end_row(&mut self, end: u64, empty: bool) {
-        self.row_end = end;
-        self.empty_row = empty;
-        self.matrix_rows += 1;
-        self.state = State::AfterRow;
+        Ok(())
     }
 
     /// The row that ended is followed by another of its matrix, so this is a block of prompt rows.
@@ -283,35 +204,30 @@ impl RowsReader {
         }
         self.found.prompt_rows += 1;
         self.empty_elements = 0;
-        self.state = State::Row;
         Ok(())
     }
 
-    /// The row that ended is the last of its matrix.
-    fn end_matrix(&mut self, sink: &mut dyn FnMut(&[bf16])) -> Result<(), ReplyError> {
-        if self.matrix_rows == 1 && self.empty_row {
-            return self.empty();
-        }
-        self.state = State::AfterElement;
-        if self.matrix_rows > 1 || (self.rows_with_candidate() == 0 && self.empty_elements == 0) {
+    /// The row that ended, or that has no values, is the last of its matrix.
+    fn end_matrix(&mut self, rows: usize, empty: bool, sink: &mut dyn FnMut(&[bf16])) -> Result<(), ReplyError> {
+        if rows > 1 || (self.rows_with_candidate() == 0 && self.empty_elements == 0) {
             self.candidate = if self.skip > 0 { Candidate::Skipped } else { Candidate::Held };
-            return if self.skip > 0 { Ok(()) } else { self.read_text() };
+            return if self.skip > 0 { Ok(()) } else { self.read_text(empty) };
         }
         self.begin_decode_row(sink)?;
         if self.found.rows < self.skip {
             self.found.rows += 1;
             return Ok(());
         }
-        self.read_text()?;
+        self.read_text(empty)?;
         self.give(sink)
     }
 
-    /// Reads the row whose text was kept and checks its width.
-    fn read_text(&mut self) -> Result<(), ReplyError> {
+    /// Reads the row whose text was kept, or one without values, and checks its width.
+    fn read_text(&mut self, empty: bool) -> Result<(), ReplyError> {
         self.parser.begin();
-        if !self.empty_row {
-            let read = self.parser.push(&self.text);
-            read.map_err(|error| self.locate(self.row_end.saturating_sub(self.text.len() as u64), error))?;
+        if !empty {
+            let start = self.row_end.saturating_sub(self.text.len() as u64);
+            self.parser.push(&self.text).map_err(|error| error.at(start, self.next_row()))?;
         }
         self.parser.row().map(|_| ()).map_err(|found| self.width(found))
     }
@@ -322,7 +238,6 @@ impl RowsReader {
             return Err(ReplyError::Missing { row: self.next_row() + usize::from(self.candidate != Candidate::None) });
         }
         self.empty_elements += 1;
-        self.state = State::AfterElement;
         Ok(())
     }
 
@@ -368,33 +283,5 @@ impl RowsReader {
 
     fn width(&self, found: usize) -> ReplyError {
         ReplyError::Width { row: self.next_row(), found, expected: self.hidden }
-    }
-
-    fn locate(&self, here: u64, error: RowError) -> ReplyError {
-        match error {
-            RowError::NonFinite { column, found } => ReplyError::NonFinite { row: self.next_row(), column, found },
-            RowError::Malformed { at, what } => ReplyError::Malformed { offset: here.saturating_add_signed(at), what },
-        }
-    }
-}
-
-/// Where the bracket is that ends a row of numbers; `None` if it is not among these bytes.
-fn end_of_row(here: u64, bytes: &[u8]) -> Result<Option<usize>, ReplyError> {
-    match memchr2(b']', b'[', bytes) {
-        Some(at) if bytes[at] == b'[' => {
-            Err(ReplyError::Malformed { offset: here + at as u64, what: "a list in a row of numbers".to_owned() })
-        }
-        end => Ok(end),
-    }
-}
-
-/// What a JSON value is that begins with this byte.
-fn kind(byte: u8) -> &'static str {
-    match byte {
-        b'"' => "a string",
-        b'{' => "an object",
-        b't' | b'f' => "a boolean",
-        b'-' | b'0'..=b'9' => "a number",
-        _ => "no JSON",
     }
 }

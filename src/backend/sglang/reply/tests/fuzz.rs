@@ -7,7 +7,8 @@ use rand_chacha::ChaCha8Rng;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::{Cut, fixture, plain_rows, read_from, stream_from};
+use super::{Cut, fixture, plain_row, plain_rows, read_by, read_from, stream_from};
+use crate::backend::sglang::reply::{PromptRows, ReplyReader};
 
 /// How often. More at will: `ENGY_ROUNDS=1000000`.
 fn rounds() -> u64 {
@@ -107,6 +108,41 @@ fn damaged_bodies_are_read_or_refused() {
                     Err(_) => assert!(serde_json::from_slice::<IgnoredAny>(&body).is_ok(), "seed {seed}"),
                 }
             }
+        }
+    }
+    assert!(accepted > rounds() / 10 && refused > rounds() / 10, "{accepted} {refused}");
+}
+
+/// Of a prompt all rows are given from the wanted one on, or there is an error.
+#[test]
+fn damaged_prompts_are_read_whole_or_refused() {
+    const HIDDEN: usize = 6;
+    let body = narrow("generate_length.body", HIDDEN);
+    let (mut accepted, mut refused) = (0, 0);
+    for seed in 0..rounds() {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut body = body.clone();
+        damage(&mut body, &mut random);
+        let wanted = PromptRows { tokens: 16, from: [0, 5, 15][random.random_range(0..3)], new_tokens: 4 };
+        let read = |cut| read_by(ReplyReader::of_prompt(HIDDEN, wanted), &body, cut);
+        let whole = read(Cut::Whole);
+        for cut in [Cut::Every(1), Cut::Every(64), Cut::Random(seed)] {
+            assert_eq!(read(cut), whole, "seed {seed}");
+        }
+        match whole {
+            (_, Err(_)) => refused += 1,
+            (rows, Ok(reply)) if reply.rows.is_some() => {
+                accepted += 1;
+                assert_eq!(rows.len(), 16 - wanted.from, "seed {seed}");
+                if let Ok(json) = serde_json::from_slice::<Value>(&body) {
+                    let elements = json["meta_info"]["hidden_states"].as_array().unwrap().iter();
+                    let plain =
+                        elements.filter(|element| element[0].is_array()).flat_map(|rows| rows.as_array().unwrap());
+                    let plain: Vec<_> = plain.take(16).skip(wanted.from).map(plain_row).collect();
+                    assert_eq!(rows, plain, "seed {seed}");
+                }
+            }
+            (rows, Ok(_)) => assert!(rows.is_empty(), "seed {seed}"),
         }
     }
     assert!(accepted > rounds() / 10 && refused > rounds() / 10, "{accepted} {refused}");

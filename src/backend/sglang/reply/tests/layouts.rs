@@ -11,12 +11,12 @@ fn states(text: &str, skip: usize) -> (Rows, Result<Option<RowsFound>, ReplyErro
 }
 
 /// Rows `[n, -n]`, by their numbers.
-fn numbered(rows: &[u8]) -> Rows {
+pub(super) fn numbered(rows: &[u8]) -> Rows {
     rows.iter().map(|&n| [f32::from(n), -f32::from(n)].map(|x| half::bf16::from_f32(x).to_bits()).to_vec()).collect()
 }
 
 /// Writes a layout: digits stand for such rows.
-fn layout(text: &str) -> String {
+pub(super) fn layout(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_digit() { format!("[{c},-{c}.0]") } else { c.to_string() }).collect()
 }
 

@@ -6,6 +6,7 @@ mod fields;
 mod fuzz;
 mod layouts;
 mod numbers;
+mod prompts;
 mod streams;
 
 use half::bf16;
@@ -63,7 +64,12 @@ fn bits(row: &[bf16]) -> Vec<u16> {
 
 /// Reads a body: the rows that were given, and the reply or what was wrong.
 fn read_from(body: &[u8], hidden: usize, skip: usize, cut: Cut) -> (Rows, Result<Reply, ReplyError>) {
-    let (mut rows, mut reader) = (Rows::new(), ReplyReader::skipping(hidden, skip));
+    read_by(ReplyReader::skipping(hidden, skip), body, cut)
+}
+
+/// Reads a body with a reader.
+fn read_by(mut reader: ReplyReader, body: &[u8], cut: Cut) -> (Rows, Result<Reply, ReplyError>) {
+    let mut rows = Rows::new();
     for piece in cut.pieces(body) {
         if let Err(error) = reader.push(piece, &mut |row| rows.push(bits(row))) {
             assert_eq!(reader.push(b" ", &mut |_| panic!("a row after an error")), Err(error.clone()));
@@ -121,14 +127,18 @@ fn fixture(name: &str) -> Vec<u8> {
 
 /// The rows of an answer by a plain reading of its JSON: a block's last row, and vectors.
 fn plain_rows(reply: &Value) -> Rows {
-    let row = |row: &Value| -> Vec<u16> {
-        row.as_array().unwrap().iter().map(|value| nearest(value.as_f64().unwrap()).unwrap()).collect()
-    };
     let elements = reply["meta_info"]["hidden_states"].as_array().unwrap();
     elements
         .iter()
-        .map(|element| row(if element[0].is_array() { element.as_array().unwrap().last().unwrap() } else { element }))
+        .map(|element| {
+            plain_row(if element[0].is_array() { element.as_array().unwrap().last().unwrap() } else { element })
+        })
         .collect()
+}
+
+/// One row by a plain reading.
+fn plain_row(row: &Value) -> Vec<u16> {
+    row.as_array().unwrap().iter().map(|value| nearest(value.as_f64().unwrap()).unwrap()).collect()
 }
 
 /// The bits of the bf16 nearest to a value, the even one of two: found by looking for its neighbours. `None` from the
