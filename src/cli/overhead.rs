@@ -73,6 +73,8 @@ pub enum OverheadSide {
     Candle,
     /// The client of a serve.
     Sglang,
-    /// The stand-in for a serve.
+    /// The stand-in for a serve, which returns the prompt's last row alone.
     Serve,
+    /// The same with all of the prompt's rows, which a verifier needs.
+    WholeServe,
 }

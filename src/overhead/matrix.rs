@@ -58,7 +58,7 @@ pub async fn judge(
     Ok(MatrixCell {
         maker: made.variant.name.clone(),
         verifier: verifier.to_owned(),
-        control: made.variant.control,
+        role: made.variant.role,
         answers: reports.len(),
         passed: reports.iter().filter(|report| report.verdict.is_pass()).count(),
         batches: mismatches.count,

@@ -152,7 +152,7 @@ pub struct Machine {
 /// Proofs of each maker, judged by each verifier. `matrix.jsonl` has one of its [`cells`](Self::cells) a line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// Those who prove and verify, and those who only prove: the controls.
+    /// Those who prove and verify, and those who only prove: controls and edges.
     pub variants: Vec<Variant>,
     /// By maker, then by verifier.
     pub cells: Vec<MatrixCell>,
@@ -169,8 +169,20 @@ pub struct Variant {
     pub name: String,
     /// The flags that make it.
     pub flags: String,
-    /// Whether its weights are not the checkpoint's, so that no verifier may accept it.
-    pub control: bool,
+    /// What verifiers should make of it.
+    pub role: Role,
+}
+
+/// What a maker is, and so what verifiers should make of its proofs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It computes the checkpoint: every answer is to be accepted. It is a verifier, too.
+    Honest,
+    /// Its weights are another model's: every answer is to be rejected.
+    Control,
+    /// Its weights are a little off. Whether the policy sees that is what there is to find out.
+    Edge,
 }
 
 /// One maker's proofs under one verifier's recompute.
@@ -180,8 +192,8 @@ pub struct MatrixCell {
     pub maker: String,
     /// The verifier's.
     pub verifier: String,
-    /// Whether the maker is a control.
-    pub control: bool,
+    /// The maker's [`Variant::role`].
+    pub role: Role,
     /// Answers that were judged.
     pub answers: usize,
     /// Of these, how many passed.
@@ -204,6 +216,10 @@ impl MatrixCell {
     /// Whether it came out as it should: every honest answer accepted, every answer of a control rejected.
     #[must_use]
     pub fn is_right(&self) -> bool {
-        self.passed == if self.control { 0 } else { self.answers }
+        match self.role {
+            Role::Honest => self.passed == self.answers,
+            Role::Control => self.passed == 0,
+            Role::Edge => true,
+        }
     }
 }

@@ -161,7 +161,7 @@ impl Measurement {
     /// The serve, started where it is the stand-in, and looked at.
     async fn serve(&mut self, longest: usize, at_once: usize) -> anyhow::Result<Served> {
         let (urls, stand_in) = if self.args.fake_serve {
-            let (process, listening) = sides::start_serve().await?;
+            let (process, listening) = sides::start_serve(false).await?;
             self.sides.serve = Some(process);
             self.sides.described = Some(format!(
                 "a stand-in for sglang {} on the candle backend, which returns an answer's rows and the prompt's last one",
@@ -182,7 +182,7 @@ impl Measurement {
                 let About { architecture, hidden, vocab, context } = about;
                 let prompt = prompts::random(vocab, 4).pop().unwrap_or_default();
                 let checkpoint = sides::model_path(&self.args);
-                let expected = Expected { hidden, context: longest, checkpoint, at_once, prompt };
+                let expected = Expected { hidden, context: longest, checkpoint, at_once, prompt, recomputes: false };
                 Served { urls, model: ServedModel { architecture, hidden, vocab, context }, expected }
             }
             _ => bail!("give --checkpoint the folder of the model that is served"),
@@ -276,7 +276,10 @@ impl Measurement {
         let matrix = match self.args.matrix_answers {
             _ if stopped.load(Ordering::Relaxed) => None,
             0 => None,
-            answers => Some(self.matrix(&comparison.prompts, answers, about.context).await?),
+            answers => {
+                self.have_prompts_returned().await?;
+                Some(self.matrix(&comparison.prompts, answers, about.context).await?)
+            }
         };
         if let Some(serve) = self.sides.serve.take() {
             serve.end().await;
@@ -295,6 +298,17 @@ impl Measurement {
         writeln!(out, "{markdown}\nThe report: {}", folder.join("report.html").display())?;
         let right = matrix.is_none_or(|matrix| matrix.cells.iter().all(|cell| cell.is_right()));
         Ok(if right { ExitCode::SUCCESS } else { ExitCode::from(WRONG_VERDICTS) })
+    }
+
+    /// A verifier needs the rows of its prompts: the stand-in is started anew, not trimmed.
+    async fn have_prompts_returned(&mut self) -> anyhow::Result<()> {
+        if let (Some(trimmed), Some(served)) = (self.sides.serve.take(), &mut self.sides.served) {
+            trimmed.end().await;
+            let (process, listening) = sides::start_serve(true).await?;
+            served.urls = vec![listening.url];
+            self.sides.serve = Some(process);
+        }
+        Ok(())
     }
 
     fn comparison(&self, backends: &[BackendKind], prompts: Vec<Vec<u32>>) -> Comparison {

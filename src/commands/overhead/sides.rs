@@ -84,9 +84,9 @@ fn flags(side: &str) -> Vec<OsString> {
     std::env::args_os().skip(1).chain(["--side".into(), side.into()]).collect()
 }
 
-/// Starts the stand-in serve.
-pub(super) async fn start_serve() -> anyhow::Result<(Process, Listening)> {
-    let mut serve = Process::start("the stand-in serve", flags("serve"))?;
+/// Starts the stand-in serve, which returns all of a prompt's rows if it is `whole`.
+pub(super) async fn start_serve(whole: bool) -> anyhow::Result<(Process, Listening)> {
+    let mut serve = Process::start("the stand-in serve", flags(if whole { "whole-serve" } else { "serve" }))?;
     match serve.ask(&ToServe::Begin).await? {
         FromServe::Listening(listening) => Ok((serve, listening)),
         FromServe::Account(_) => bail!("the stand-in serve told no address"),
@@ -124,7 +124,8 @@ pub(super) async fn turn(process: &mut Process, ask: Ask) -> anyhow::Result<crat
 /// Is one of the processes, until it is told no more.
 pub(super) async fn run(side: OverheadSide, args: &BenchOverheadArgs) -> anyhow::Result<()> {
     match side {
-        OverheadSide::Serve => be_serve(args).await,
+        OverheadSide::Serve => be_serve(args, PromptBlock::LastRow).await,
+        OverheadSide::WholeServe => be_serve(args, PromptBlock::Full).await,
         OverheadSide::Candle | OverheadSide::Sglang => be_backend(side, args).await,
     }
 }
@@ -170,7 +171,7 @@ pub(super) async fn client(args: &BenchOverheadArgs, served: Served) -> anyhow::
     Ok(Arc::new(SglangBackend::open(&options, served.model, served.expected).await?))
 }
 
-async fn be_serve(args: &BenchOverheadArgs) -> anyhow::Result<()> {
+async fn be_serve(args: &BenchOverheadArgs, prompt_block: PromptBlock) -> anyhow::Result<()> {
     let backend = candle(args).await?;
     let about = About::from(backend.info());
     let text: TextOf = match &args.checkpoint {
@@ -184,7 +185,7 @@ async fn be_serve(args: &BenchOverheadArgs) -> anyhow::Result<()> {
     let mut config = FakeServeConfig::new(dialect, Engine::backend(backend, text));
     config.model_path = model_path(args);
     config.max_running = args.engine.max_running_requests;
-    config.prompt_block = PromptBlock::LastRow;
+    config.prompt_block = prompt_block;
     config.remembered_calls = 0;
     let serve = FakeServe::bind(config).await.map_err(|e| anyhow!("the stand-in serve cannot listen: {e}"))?;
     let listening = Listening { url: serve.handle().url(), about, version: dialect.to_string() };

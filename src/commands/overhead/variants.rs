@@ -11,7 +11,7 @@ use crate::backend::candle::{CandleBackend, EngineOptions, Fp8Activations, KvDty
 use crate::checkpoint::Checkpoint;
 use crate::commands::bench::SPARE_TOKENS;
 use crate::commands::load;
-use crate::overhead::{Made, Matrix, Variant, judge, make};
+use crate::overhead::{Made, Matrix, Role, Variant, judge, make};
 
 /// Tokens of each answer: two batches, a whole one and one of half the rows.
 const ANSWER_TOKENS: usize = 48;
@@ -40,16 +40,15 @@ enum How {
 impl Way {
     fn candle(name: &str, flags: &str, at_once: usize, options: EngineOptions) -> Self {
         let variant =
-            Variant { name: format!("candle {name}").trim().to_owned(), flags: flags.to_owned(), control: false };
+            Variant { name: format!("candle {name}").trim().to_owned(), flags: flags.to_owned(), role: Role::Honest };
         Self { variant, how: How::Candle { options: Box::new(options), at_once } }
     }
 
     /// A maker with other weights.
-    fn control(name: &str, change: WeightsChange, options: &EngineOptions) -> Self {
+    fn changed(role: Role, name: &str, change: WeightsChange, options: &EngineOptions) -> Self {
         let options = EngineOptions { weights_change: Some(change), ..options.clone() };
-        let way = Self::candle("", "", 1, options);
-        let variant = Variant { name: name.to_owned(), flags: format!("weights changed: {change}"), control: true };
-        Self { variant, ..way }
+        let variant = Variant { name: name.to_owned(), flags: format!("weights changed: {change}"), role };
+        Self { variant, how: How::Candle { options: Box::new(options), at_once: 1 } }
     }
 }
 
@@ -68,7 +67,7 @@ impl Measurement {
         for (at, way) in ways.iter().enumerate() {
             bar.set_message(format!("proofs of {}", way.variant.name));
             let (how, at_once) = (&way.how, if let How::Candle { at_once, .. } = way.how { at_once } else { 1 });
-            let backend = match self.open(how).await {
+            let backend = match self.open(how, false).await {
                 // A model that cannot be shared by so many, or a layer that it does not have.
                 Err(error) if way.is_optional() => {
                     tracing::info!(variant = way.variant.name, reason = %error, "left out of the matrix");
@@ -87,11 +86,17 @@ impl Measurement {
         bar.set_length((2 * ways.len()) as u64);
         let mut cells = Vec::new();
         for way in &ways {
-            if way.variant.control {
+            if way.variant.role != Role::Honest {
                 continue;
             }
             bar.set_message(format!("{} judges", way.variant.name));
-            let backend = self.open(&way.how).await?;
+            let backend = match self.open(&way.how, true).await {
+                Err(error) if matches!(way.how, How::Sglang) => {
+                    tracing::warn!(reason = %error, "the serve cannot recompute, so it judges nobody");
+                    continue;
+                }
+                backend => backend?,
+            };
             for made in &made {
                 let cell = judge(backend.as_ref(), &way.variant.name, made, spec).await;
                 cells.push(cell.with_context(|| format!("{} cannot judge {}", way.variant.name, made.variant.name))?);
@@ -150,12 +155,20 @@ impl Measurement {
         let options = with(&|options| options.weights_change = Some(WeightsChange::Bf16));
         ways.push(Way::candle("weights=bf16", "weights rounded to bf16, as a serve in bf16 holds them", 1, options));
         if let Some(described) = &self.sides.described {
-            let variant = Variant { name: "sglang".into(), flags: described.clone(), control: false };
+            let variant = Variant { name: "sglang".into(), flags: described.clone(), role: Role::Honest };
             ways.push(Way { variant, how: How::Sglang });
         }
-        ways.push(Way::control("int4 weights", WeightsChange::Rounded { bits: 4 }, &base));
-        ways.push(Way::control("another seed", WeightsChange::Redrawn { seed: 1 }, &base));
-        ways.push(Way::control("a layer less", WeightsChange::WithoutLayer { layer: 1 }, &base));
+        // Four bits are what many a GGUF file has: rounding them again does not make them another model's.
+        let four_bits = if matches!(self.checkpoint, Some(Checkpoint::Gguf(_))) { Role::Edge } else { Role::Control };
+        let changes = [
+            (Role::Control, "another seed", WeightsChange::Redrawn { seed: 1 }),
+            (Role::Control, "int2 weights", WeightsChange::Rounded { bits: 2 }),
+            (four_bits, "int4 weights", WeightsChange::Rounded { bits: 4 }),
+            (Role::Control, "no first layer", WeightsChange::WithoutLayer { layer: 0 }),
+            (Role::Edge, "no layer 8", WeightsChange::WithoutLayer { layer: 8 }),
+            (Role::Edge, "noise of 3 %", WeightsChange::Noise { share: 0.03 }),
+        ];
+        ways.extend(changes.map(|(role, name, change)| Way::changed(role, name, change, &base)));
         Ok(ways)
     }
 
@@ -168,10 +181,12 @@ impl Measurement {
         }
     }
 
-    async fn open(&self, how: &How) -> anyhow::Result<Arc<dyn Backend>> {
+    /// Opens a variant, as a maker or as a verifier.
+    async fn open(&self, how: &How, recomputes: bool) -> anyhow::Result<Arc<dyn Backend>> {
         match how {
             How::Sglang => {
-                let served = self.sides.served.clone().context("there is no serve any more")?;
+                let mut served = self.sides.served.clone().context("there is no serve any more")?;
+                served.expected.recomputes = recomputes;
                 sides::client(&self.args, served).await
             }
             How::Candle { options, .. } => {
@@ -191,7 +206,7 @@ impl Measurement {
 impl Way {
     /// Whether there are models that do not have it.
     fn is_optional(&self) -> bool {
-        matches!(&self.how, How::Candle { options, .. } if options.ranks > 1 || self.variant.control)
+        matches!(&self.how, How::Candle { options, .. } if options.ranks > 1 || self.variant.role != Role::Honest)
     }
 }
 

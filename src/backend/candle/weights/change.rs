@@ -15,6 +15,9 @@ pub enum WeightsChange {
         /// Bits of a value.
         bits: u32,
     },
+    /// `bf16`: each value of a projection is rounded to bf16, as a serve holds it that computes in bf16. Honest, for a checkpoint that
+    /// is stored in less.
+    Bf16,
     /// `seed:N`: projections are drawn anew, each row as large as it was: another model of the same shape.
     Redrawn {
         /// Another seed is another model.
@@ -58,7 +61,7 @@ impl WeightsChange {
     pub(super) fn layer(self) -> Option<usize> {
         match self {
             Self::WithoutLayer { layer } | Self::ReversedExpert { layer, .. } => Some(layer),
-            Self::Rounded { .. } | Self::Redrawn { .. } | Self::Noise { .. } => None,
+            Self::Rounded { .. } | Self::Bf16 | Self::Redrawn { .. } | Self::Noise { .. } => None,
         }
     }
 }
@@ -67,6 +70,7 @@ impl fmt::Display for WeightsChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rounded { bits } => write!(f, "int{bits}"),
+            Self::Bf16 => f.write_str("bf16"),
             Self::Redrawn { seed } => write!(f, "seed:{seed}"),
             Self::Noise { share } => write!(f, "noise:{share}"),
             Self::WithoutLayer { layer } => write!(f, "without-layer:{layer}"),
@@ -80,7 +84,9 @@ impl FromStr for WeightsChange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let change = parse(text).ok_or_else(|| {
-            format!("{text:?} is not int2 to int8, seed:N, noise:X, without-layer:N or reversed-expert:LAYER:EXPERT")
+            format!(
+                "{text:?} is not int2 to int8, bf16, seed:N, noise:X, without-layer:N or reversed-expert:LAYER:EXPERT"
+            )
         })?;
         change.check()?;
         Ok(change)
@@ -89,6 +95,7 @@ impl FromStr for WeightsChange {
 
 fn parse(text: &str) -> Option<WeightsChange> {
     Some(match text.split(':').collect::<Vec<_>>().as_slice() {
+        ["bf16"] => WeightsChange::Bf16,
         [rounded] => WeightsChange::Rounded { bits: rounded.strip_prefix("int")?.parse().ok()? },
         ["seed", seed] => WeightsChange::Redrawn { seed: seed.parse().ok()? },
         ["noise", share] => WeightsChange::Noise { share: share.parse().ok()? },
@@ -108,6 +115,7 @@ mod tests {
     fn changes_are_read_as_they_are_written() {
         for (text, change) in [
             ("int4", WeightsChange::Rounded { bits: 4 }),
+            ("bf16", WeightsChange::Bf16),
             ("seed:7", WeightsChange::Redrawn { seed: 7 }),
             ("noise:0.03", WeightsChange::Noise { share: 0.03 }),
             ("without-layer:12", WeightsChange::WithoutLayer { layer: 12 }),
@@ -121,7 +129,7 @@ mod tests {
     #[test]
     fn what_is_no_change_is_refused_with_what_there_is() {
         for wrong in ["", "int", "4", "int4:1", "seed", "seed:-1", "noise:x", "without-layer:", "reversed-expert:1"] {
-            assert!(wrong.parse::<WeightsChange>().unwrap_err().contains("int2 to int8, seed:N"), "{wrong}");
+            assert!(wrong.parse::<WeightsChange>().unwrap_err().contains("int2 to int8, bf16, seed:N"), "{wrong}");
         }
         for (wrong, said) in [
             ("int1", "take 2 to 8"),

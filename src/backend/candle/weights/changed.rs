@@ -1,5 +1,6 @@
 //! Another source's weights, changed on purpose.
 
+use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -53,7 +54,10 @@ impl<'a> ChangedWeights<'a> {
     /// Whether a tensor gets other values than are stored.
     fn rewrites(&self, name: &str) -> bool {
         match self.change {
-            WeightsChange::Rounded { .. } | WeightsChange::Redrawn { .. } | WeightsChange::Noise { .. } => {
+            WeightsChange::Rounded { .. }
+            | WeightsChange::Bf16
+            | WeightsChange::Redrawn { .. }
+            | WeightsChange::Noise { .. } => {
                 !["embed_tokens", "lm_head", "conv1d"].iter().any(|part| name.contains(part))
             }
             // The projections whose outputs are added to what passes through.
@@ -92,6 +96,7 @@ impl<'a> ChangedWeights<'a> {
             let generator = |seed| generator(seed, name, part, at);
             match change {
                 WeightsChange::Rounded { bits } => round(row, bits),
+                WeightsChange::Bf16 => row.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
                 WeightsChange::Redrawn { seed } => redraw(row, generator(seed)),
                 WeightsChange::Noise { share } => disturb(row, share, generator(NOISE_SEED)),
                 WeightsChange::WithoutLayer { .. } => row.fill(0.0),
