@@ -3,6 +3,7 @@
 //! In: prompts, and backends. Out: [`Cell`]s, one a backend, mode and load, and a report of them. What must never happen: modes
 //! that are measured one after the other, figures of different work side by side, and an estimate without its interval.
 
+pub mod report;
 mod results;
 
 pub use self::results::{
