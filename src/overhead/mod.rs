@@ -7,6 +7,7 @@ mod answer;
 mod comparison;
 mod matrix;
 mod process;
+pub mod report;
 mod results;
 mod statistics;
 mod turn;
