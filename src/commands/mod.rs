@@ -1,6 +1,7 @@
 //! The subcommands: one file each, wiring rooms together and talking to a person.
 
 mod bench;
+mod bench_proof;
 mod collectives;
 mod demo;
 mod doctor;
@@ -33,6 +34,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(BenchCommand::Engine(args)) => bench::engine(*args).await,
         Command::Bench(BenchCommand::Collectives(args)) => collectives::run(args).await,
+        Command::Bench(BenchCommand::Proof(args)) => bench_proof::run(&args),
         Command::FakeServe(args) => fake_serve::run(*args).await,
     }
 }
