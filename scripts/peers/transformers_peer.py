@@ -1,13 +1,7 @@
-"""Hugging Face transformers with PyTorch on the CPU.
-
-PyPI's PyTorch for x86-64 Linux is built for CUDA. Only its own wheel is installed, without the gigabytes of CUDA libraries;
-cuda_stand_in.py puts an empty library in their place, and what runs on the CPU is the same code (oneDNN, MKL).
-"""
-from . import cuda_stand_in
+"""Hugging Face transformers with PyTorch on the CPU."""
+from . import pytorch
 from .common import HERE, Venv, figures, run, say
 
-TORCH = "torch==2.15.0"
-TORCH_NEEDS = ["filelock", "fsspec", "jinja2", "networkx", "setuptools>=77.0.3", "sympy>=1.13.3", "typing-extensions>=4.13"]
 # accelerate is asked for when a GGUF file is read; it would pull PyTorch's CUDA libraries.
 TRANSFORMERS, ACCELERATE = ["transformers==5.24.0", "gguf==0.19.0", "numpy", "psutil"], "accelerate==1.15.0"
 
@@ -26,10 +20,8 @@ class Transformers:
         if not done.exists():
             say("fetching PyTorch and transformers (600 MB) ...")
             self.venv.create()
-            self.venv.pip("install", "--no-cache-dir", "--no-deps", TORCH)
             self.venv.pip("install", "--no-deps", ACCELERATE)
-            self.venv.pip("install", *TORCH_NEEDS, *TRANSFORMERS)
-            cuda_stand_in.install(self.venv.site_packages() / "torch/lib")
+            pytorch.install(self.venv, *TRANSFORMERS)
             run(self.venv.python, "-c", "import torch, transformers")
             done.touch()
 

@@ -1,5 +1,6 @@
 //! Every flag: its environment name, default and unit.
 
+mod bench;
 mod engine;
 mod overhead;
 mod serve;
@@ -11,10 +12,10 @@ use bytesize::ByteSize;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use self::bench::{BenchCollectivesArgs, BenchEngineArgs, BenchProofArgs, Switch};
 pub use self::engine::{ActivationDtype, EngineArgs, KvCacheDtype, WorldArgs};
 pub use self::overhead::{BenchOverheadArgs, OverheadSide};
 pub use self::serve::{DoctorArgs, FakeServeArgs, PromptBlockKind, ServeArgs};
-use crate::backend::candle::SyntheticModel;
 use crate::gateway;
 use crate::protocol::MinerKey;
 use crate::session;
@@ -79,74 +80,13 @@ pub enum BenchCommand {
     /// over several ranks holds so many of these. With --json, each line's keys are collective, over (threads or nccl), ranks,
     /// rows, columns, bytes (of the f32 tensor that each rank brings), median_us and p99_us (microseconds a collective).
     Collectives(BenchCollectivesArgs),
-}
-
-/// `engy-miner bench engine`
-#[derive(Debug, Args)]
-pub struct BenchEngineArgs {
-    /// A model folder (Hugging Face) or a .gguf file.
-    #[arg(long, env = "ENGY_CHECKPOINT", value_name = "PATH", required_unless_present = "synthetic")]
-    pub checkpoint: Option<PathBuf>,
-    /// In place of a checkpoint: random weights in a real model's shapes, such as qwen3.6-35b-a3b:layers=2,experts=256.
-    #[arg(long, value_name = "MODEL[:layers=N,experts=M]", conflicts_with = "checkpoint")]
-    pub synthetic: Option<SyntheticModel>,
-    /// How it runs.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// Tokens of each prompt.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_most::<usize>(1 << 20))]
-    pub prompt_tokens: usize,
-    /// Tokens of each answer; at least 2, since the first one belongs to the prompt's time.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_most::<usize>(1 << 20))]
-    pub new_tokens: usize,
-    /// Requests at once, which run all together whatever --max-running-requests says; several values are measured one after the
-    /// other.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = at_most::<usize>(1024))]
-    pub batch: Vec<usize>,
-    /// Whether rows are folded into proofs.
-    #[arg(long, value_name = "on,off", value_delimiter = ',', default_value = "on,off")]
-    pub proofs: Vec<Switch>,
-    /// Threads that compute [default: one a core].
-    #[arg(long, value_name = "N", value_parser = at_most::<usize>(1024))]
-    pub threads: Option<usize>,
-    /// Runs of each kind.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_most::<usize>(1000))]
-    pub repeats: usize,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `engy-miner bench collectives`
-#[derive(Debug, Args)]
-pub struct BenchCollectivesArgs {
-    /// Who meets.
-    #[command(flatten)]
-    pub world: WorldArgs,
-    /// Rows of the tensors: tokens of a step; several values are measured one after the other.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8,64,512", value_parser = at_most::<usize>(1 << 16))]
-    pub rows: Vec<usize>,
-    /// Columns: the model's hidden size.
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_most::<usize>(1 << 20))]
-    pub columns: usize,
-    /// Samples of each size.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_most::<usize>(100_000))]
-    pub samples: usize,
-    /// Collectives that a sample asks for before it waits: several hide what the waiting itself takes, as in a step.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_most::<usize>(10_000))]
-    pub in_a_row: usize,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// On.
-    On,
-    /// Off.
-    Off,
+    /// The prover alone, on one core: microseconds that a token's row costs.
+    ///
+    /// Rows are random: bell-shaped, and with the outliers that final hidden states have. The fastest of --runs counts, as the
+    /// others only measure other work on the core. The floor is the sum of the same rows. With --json, the first keys are hidden,
+    /// topk, us_per_token, us_scan (finding the top k), us_interpolate (the rest: what closes a batch), us_floor, gb_per_s (of
+    /// rows) and proofs_sha256 (of the proofs in base64, each with a line end).
+    Proof(BenchProofArgs),
 }
 
 /// Which model, and how it is served.

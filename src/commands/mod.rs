@@ -1,6 +1,7 @@
 //! The subcommands: one file each, wiring rooms together and talking to a person.
 
 mod bench;
+mod bench_proof;
 mod collectives;
 mod demo;
 mod doctor;
@@ -35,6 +36,7 @@ pub async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(BenchCommand::Engine(args)) => bench::engine(*args).await,
         Command::Bench(BenchCommand::Overhead(args)) => overhead::run(*args).await,
         Command::Bench(BenchCommand::Collectives(args)) => collectives::run(args).await,
+        Command::Bench(BenchCommand::Proof(args)) => bench_proof::run(&args),
         Command::FakeServe(args) => fake_serve::run(*args).await,
     }
 }

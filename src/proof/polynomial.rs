@@ -20,15 +20,20 @@ pub(super) fn interpolate(xs: &[u16], ys: &[u16]) -> Vec<u16> {
         *weight = multiply(*weight, Factor::new(y));
     }
 
+    // All sums first: with a factor out of memory the products below stay in 16-bit lanes, with one just computed they do not.
+    let minus_sums: Vec<Factor> = (0..xs.len())
+        .map(|_| {
+            let sum = weights.iter().map(|&w| u32::from(w)).sum();
+            for (weight, &x) in weights.iter_mut().zip(&factors) {
+                *weight = multiply(*weight, x);
+            }
+            Factor::new(negate(reduce(sum)))
+        })
+        .collect();
     let mut coefficients = vec![0; xs.len()];
-    for offset in 1..=xs.len() {
-        let sum = weights.iter().map(|&w| u32::from(w)).sum();
-        let minus_sum = Factor::new(negate(reduce(sum)));
-        for (coefficient, &m) in coefficients.iter_mut().zip(master.iter().skip(offset)) {
+    for (offset, &minus_sum) in (1..).zip(&minus_sums) {
+        for (coefficient, &m) in coefficients.iter_mut().zip(&master[offset..]) {
             *coefficient = subtract(*coefficient, multiply(m, minus_sum));
-        }
-        for (weight, &x) in weights.iter_mut().zip(&factors) {
-            *weight = multiply(*weight, x);
         }
     }
     coefficients

@@ -112,6 +112,53 @@ fn flags_that_cannot_be_used() {
     fails_with(home, "run scripts/fetch-demo-model");
 }
 
+/// Few and narrow rows: it is the shape of the output that matters, and that a file's rows make the proofs that they made before.
+#[test]
+fn the_prover_is_measured_on_its_own_rows_and_on_a_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows");
+    let shape = |hidden: &str, topk: &str, more: &[&str]| {
+        let mut command = engy_miner(&["bench", "proof", "--json", "--hidden", hidden, "--topk", topk]);
+        command.args(more).output().unwrap()
+    };
+    let bench = |more: &[&str]| shape("16", "8", more);
+    let path = file.to_str().unwrap();
+    let measured = |more: &[&str]| {
+        let output = bench(more);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let wrote = measured(&["--rows", "40", "--write", path]);
+    let keys: Vec<&String> = wrote.as_object().unwrap().keys().take(8).collect();
+    let times = ["us_per_token", "us_scan", "us_interpolate", "us_floor", "gb_per_s", "proofs_sha256"];
+    assert_eq!(keys[..2], ["hidden", "topk"]);
+    assert_eq!(keys[2..], times);
+    assert!(times.iter().all(|key| !wrote["heavy_tailed"][key].is_null()), "{wrote}");
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 40 * 16 * 2);
+    let read = measured(&["--input", path]);
+    assert_eq!((&read["rows"], &read["proofs_sha256"]), (&wrote["rows"], &wrote["proofs_sha256"]));
+    assert_ne!(measured(&["--input", path, "--batch", "20"])["proofs_sha256"], wrote["proofs_sha256"]);
+
+    fails_with(shape("16", "0", &[]), "top-k 0 cannot be proven");
+    fails_with(shape("0", "8", &[]), "32 rows by 0 columns");
+    fails_with(bench(&["--batch", "0"]), "0 rows by 16 columns");
+    fails_with(bench(&["--rows", "0"]), "--rows 0 measures nothing");
+    fails_with(bench(&["--runs", "0"]), "--runs 0 measures nothing");
+    fails_with(shape("16", "513", &[]), "--topk 513 is more than the 512 elements");
+    fails_with(shape("16", "17", &["--rows", "33"]), "smallest batch (1 rows of 16)");
+    fails_with(bench(&["--rows", "18446744073709551615"]), "lower --rows, --batch or --hidden");
+    fails_with(shape("18446744073709551615", "8", &[]), "use fewer rows a batch");
+    fails_with(shape("17", "8", &["--input", path]), "no whole number of rows of 17");
+    fails_with(bench(&["--input", "/nonexistent"]), "cannot read rows from /nonexistent");
+    fails_with(bench(&["--rows", "32", "--write", "/nonexistent/rows"]), "cannot write the rows to /nonexistent/rows");
+    let mut rows = std::fs::read(&file).unwrap();
+    rows[2 * 35..2 * 36].copy_from_slice(&half::bf16::NAN.to_le_bytes());
+    std::fs::write(&file, rows).unwrap();
+    fails_with(bench(&["--input", path]), "holds NaN at row 2, column 3");
+    std::fs::write(&file, []).unwrap();
+    fails_with(bench(&["--input", path]), "has 0 bytes, no whole number of rows");
+}
+
 #[test]
 fn a_port_that_is_taken() {
     let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
