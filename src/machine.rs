@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Main memory, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +42,31 @@ pub fn forget_peak_memory() -> bool {
 /// Processor time of this process so far, all threads together.
 #[must_use]
 pub fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    duration(clock_gettime(ClockId::ProcessCPUTime))
+}
+
+/// Processor time of the calling thread so far.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    duration(clock_gettime(ClockId::ThreadCPUTime))
+}
+
+/// Processor time so far of this process's threads whose names begin with one of these; `None` where the system does not tell. Threads
+/// that have ended do not count.
+#[must_use]
+pub fn cpu_time_of(names: &[&str]) -> Option<Duration> {
+    let mut sum = Duration::ZERO;
+    for task in fs::read_dir("/proc/self/task").ok()? {
+        let task = task.ok()?.path();
+        // One that ended since it was listed.
+        let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
+        if names.iter().any(|known| name.starts_with(known)) {
+            // Nanoseconds on a processor, nanoseconds of waiting for one, times that it got one.
+            let times = fs::read_to_string(task.join("schedstat")).ok()?;
+            sum += Duration::from_nanos(times.split_whitespace().next()?.parse().ok()?);
+        }
+    }
+    Some(sum)
 }
 
 /// Processor time of all programs since the machine started, over all its processors; `None` where the system does not tell.
@@ -66,6 +89,10 @@ pub fn processor() -> String {
 pub fn system() -> String {
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
     format!("{} {}", read("ostype").trim(), read("osrelease").trim()).trim().to_owned()
+}
+
+fn duration(time: Timespec) -> Duration {
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// The first line: user, nice, system, idle, iowait, irq, softirq, steal; time of guests is part of the user's.
@@ -102,6 +129,22 @@ mod tests {
         let stat = "cpu  100 20 3 4000 500 6 7 80 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
         assert_eq!(busy_ticks(stat), Some(100 + 20 + 3 + 6 + 7 + 80));
         assert_eq!(busy_ticks("intr 1"), None);
+    }
+
+    #[test]
+    fn a_named_threads_work_is_its_own() {
+        let work = || {
+            let began = thread_cpu_time();
+            while thread_cpu_time() - began < Duration::from_millis(30) {
+                std::hint::black_box(());
+            }
+            (cpu_time_of(&["busy-bee"]).unwrap(), cpu_time_of(&["lazy-bee"]).unwrap())
+        };
+        let thread = std::thread::Builder::new().name("busy-bee-1".into()).spawn(work).unwrap();
+        let (busy, lazy) = thread.join().unwrap();
+        // The system counts as it switches threads, a few milliseconds late at most.
+        assert!(busy >= Duration::from_millis(10) && lazy.is_zero(), "{busy:?} {lazy:?}");
+        assert!(cpu_time() >= busy);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::results::{Cell, Distribution, Estimate, Overhead, Processes, Proofs};
+use super::results::{BackendOverhead, Cell, Distribution, Estimate, Overhead, Processes, Proofs};
 use super::statistics::median;
 use super::turn::{Ask, Turn};
 
@@ -52,6 +52,8 @@ pub struct TurnRecord {
 pub struct Account {
     /// Processor time, microseconds.
     pub cpu_us: f64,
+    /// Of this, what threads other than the model's took.
+    pub other_cpu_us: f64,
     /// The most memory that it held, bytes.
     pub peak_rss_bytes: u64,
 }
@@ -128,6 +130,18 @@ impl Comparison {
         }
     }
 
+    /// What proofs cost each backend over all loads.
+    #[must_use]
+    pub fn overhead(&self, records: &[TurnRecord]) -> Vec<BackendOverhead> {
+        let of = |mode: &Mode| records.iter().filter(|record| record.mode == *mode).collect::<Vec<_>>();
+        let proven = self.modes.iter().filter(|mode| mode.proofs != Proofs::Off);
+        let overhead = proven.filter_map(|mode| {
+            let overhead = Overhead::of(&of(mode), &of(&Mode { proofs: Proofs::Off, ..mode.clone() }))?;
+            Some(BackendOverhead { backend: mode.backend.clone(), overhead })
+        });
+        overhead.collect()
+    }
+
     /// The turns in figures, one a mode and load.
     #[must_use]
     pub fn cells(&self, records: &[TurnRecord], hidden: usize) -> Vec<Cell> {
@@ -180,6 +194,14 @@ impl Comparison {
                     middle(own, &|record| record.serve.unwrap_or_default().cpu_us / record.turn.tokens.max(1) as f64)
                 }),
             },
+            other_cpu_us_per_token: Processes {
+                miner: middle(own, &|record| record.turn.other_cpu_us / record.turn.tokens.max(1) as f64),
+                serve: serves.as_ref().map(|_| {
+                    middle(own, &|record| {
+                        record.serve.unwrap_or_default().other_cpu_us / record.turn.tokens.max(1) as f64
+                    })
+                }),
+            },
             peak_rss_bytes: Processes {
                 miner: own.iter().map(|record| record.turn.peak_rss_bytes).max().unwrap_or_default(),
                 serve: serves.and_then(|serves| serves.iter().map(|account| account.peak_rss_bytes).max()),
@@ -210,33 +232,42 @@ impl Overhead {
     /// From the turns that have a partner: of the same block and load, without proofs. `None` where there is none.
     #[must_use]
     pub fn of(proven: &[&TurnRecord], plain: &[&TurnRecord]) -> Option<Self> {
-        let pairs: Vec<(&Turn, &Turn, Option<f64>)> = proven
-            .iter()
-            .filter_map(|with| {
-                let without = plain.iter().find(|without| (without.block, without.load) == (with.block, with.load))?;
-                Some((&with.turn, &without.turn, cpu_a_token(with).zip(cpu_a_token(without)).map(|(a, b)| a - b)))
-            })
-            .collect();
+        let partner = |with: &&TurnRecord| {
+            plain.iter().find(|without| (without.block, without.load) == (with.block, with.load)).copied()
+        };
+        let pairs: Vec<(&TurnRecord, &TurnRecord)> =
+            proven.iter().filter_map(|with| Some((*with, partner(with)?))).collect();
         // Ratios are compared by their logarithms, so that a turn of twice the time and one of half of it weigh the same.
         let more = |of: fn(&Turn) -> f64| {
-            let logs = pairs.iter().map(|(with, without, _)| (of(with) / of(without)).ln());
+            let logs = pairs.iter().map(|(with, without)| (of(&with.turn) / of(&without.turn)).ln());
             let logs: Vec<f64> = logs.filter(|log| log.is_finite()).collect();
             Estimate::of(&logs).map(|log| log.exp_m1() * 100.0)
         };
-        let cpu: Vec<f64> = pairs.iter().filter_map(|(_, _, cpu)| *cpu).collect();
+        let dearer = |of: fn(&TurnRecord) -> f64| {
+            let a_token = |record: &TurnRecord| of(record) / record.turn.tokens.max(1) as f64;
+            let differences: Vec<f64> = pairs.iter().map(|(with, without)| a_token(with) - a_token(without)).collect();
+            Estimate::of(&differences)
+        };
         (!pairs.is_empty()).then(|| Self {
             pairs: pairs.len(),
             time_pct: more(|turn| turn.decode_seconds / turn.decode_tokens.max(1) as f64),
             ttft_pct: more(|turn| turn.ttft_ms.iter().sum::<f64>() / turn.ttft_ms.len().max(1) as f64),
-            cpu_us_per_token: Estimate::of(&cpu),
+            cpu_us_per_token: dearer(cpu),
+            fin_cpu_us_per_token: dearer(cpu_of_fin),
         })
     }
 }
 
-/// Processor time a token of all processes that are known.
-fn cpu_a_token(record: &TurnRecord) -> Option<f64> {
-    let all = record.turn.cpu_us + record.serve.map_or(0.0, |account| account.cpu_us);
-    (record.turn.tokens > 0).then(|| all / record.turn.tokens as f64)
+/// Processor time of all processes that are known, microseconds.
+fn cpu(record: &TurnRecord) -> f64 {
+    record.turn.cpu_us + record.serve.map_or(0.0, |account| account.cpu_us)
+}
+
+/// The same without the model's threads, but with what they take to copy rows out. In the process of a serve's client there is no model:
+/// what reads its replies is one of the other threads.
+fn cpu_of_fin(record: &TurnRecord) -> f64 {
+    let copied = if record.turn.received_bytes == 0 { record.turn.rows_us } else { 0.0 };
+    record.turn.other_cpu_us + copied + record.serve.map_or(0.0, |account| account.other_cpu_us)
 }
 
 #[cfg(test)]
@@ -283,13 +314,21 @@ mod tests {
             token_ms: vec![cost; tokens - requests],
             last_token_to_response_ms: vec![0.5; requests],
             cpu_us: each(if hop { 100.0 } else { 2000.0 } * cost),
+            other_cpu_us: each(if proven { 9.0 } else { 5.0 }),
             peak_rss_bytes: 1000 + count as u64,
             received_bytes: if hop { tokens as u64 * if proven { 5000 } else { 150 } } else { 0 },
             proof_bytes: if proven { tokens * 9 } else { 0 },
             rows_us: each(if proven { 2.0 } else { 0.0 }),
             proof_us: each(if proven { 1.0 } else { 0.0 }),
         };
-        (turn, hop.then(|| Account { cpu_us: each(2000.0), peak_rss_bytes: 7 }))
+        (
+            turn,
+            hop.then(|| Account {
+                cpu_us: each(2000.0),
+                other_cpu_us: each(if proven { 40.0 } else { 30.0 }),
+                peak_rss_bytes: 7,
+            }),
+        )
     }
 
     async fn run(comparison: &Comparison, blocks: usize) -> Vec<TurnRecord> {
@@ -359,12 +398,22 @@ mod tests {
         assert_eq!(overhead.pairs, 12);
         near(overhead.ttft_pct, 1.0);
         near(overhead.cpu_us_per_token, 20.0);
+        // Four of other threads, and two of the model's for copying rows out.
+        near(overhead.fin_cpu_us_per_token, 6.0);
         let time = overhead.time_pct;
         assert!((time.value - 1.0).abs() < 1e-6 || (time.low.unwrap() <= 1.0 && time.high.unwrap() >= 1.0), "{time:?}");
         let hop = cell("sglang", Proofs::Host, 3);
         assert_eq!((hop.fin_bytes_per_token, hop.received_bytes_per_token), (4850.0, 5000.0));
         assert_eq!((hop.cpu_us_per_token.serve, hop.peak_rss_bytes.serve), (Some(2000.0), Some(7)));
-        near(hop.overhead.unwrap().cpu_us_per_token, 50.0);
+        let overhead = hop.overhead.unwrap();
+        near(overhead.cpu_us_per_token, 50.0);
+        near(overhead.fin_cpu_us_per_token, 14.0);
+        let pooled = comparison.overhead(&records);
+        assert_eq!(
+            pooled.iter().map(|of| (&*of.backend, of.overhead.pairs)).collect::<Vec<_>>(),
+            [("candle", 24), ("sglang", 24)]
+        );
+        near(pooled[1].overhead.fin_cpu_us_per_token, 14.0);
         // Whoever reads the files finds the same.
         let text = serde_json::to_string(&records[0]).unwrap();
         assert!(

@@ -17,7 +17,8 @@ pub use self::comparison::{Account, Comparison, Load, Mode, TurnRecord};
 pub use self::matrix::{Made, judge, make};
 pub use self::process::{Process, ProcessError, answer_requests};
 pub use self::results::{
-    Cell, Distribution, Estimate, Machine, Matrix, MatrixCell, Overhead, Processes, Proofs, Role, Run, Variant,
+    BackendOverhead, Cell, Distribution, Estimate, Machine, Matrix, MatrixCell, Overhead, Processes, Proofs, Role, Run,
+    Variant,
 };
 pub use self::statistics::median;
-pub use self::turn::{Ask, Turn, take};
+pub use self::turn::{Ask, COMPUTE_THREADS, CpuTimes, Turn, take};

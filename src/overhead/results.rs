@@ -35,6 +35,8 @@ pub struct Cell {
     pub decode_tok_s: f64,
     /// Processor time a token, microseconds, prompts included; median of turns.
     pub cpu_us_per_token: Processes<f64>,
+    /// Of this, what threads took that are not the model's: HTTP, JSON, reading replies, proofs, and all else.
+    pub other_cpu_us_per_token: Processes<f64>,
     /// Most memory that was held in any turn, bytes.
     pub peak_rss_bytes: Processes<u64>,
     /// Bytes of a serve's replies a token; 0 in process.
@@ -98,6 +100,19 @@ pub struct Overhead {
     pub ttft_pct: Estimate,
     /// More processor time a token over all processes that are known, microseconds.
     pub cpu_us_per_token: Estimate,
+    /// The same without the model's threads, which do the same work with and without proofs but for copying rows out, which counts:
+    /// what hidden states and proofs take by themselves, not lost in the noise of the model's work. Of a serve that runs elsewhere only
+    /// the miner's part is known.
+    pub fin_cpu_us_per_token: Estimate,
+}
+
+/// What proofs cost a backend over all loads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BackendOverhead {
+    /// `candle` or `sglang`.
+    pub backend: String,
+    /// From the pairs of all loads together.
+    pub overhead: Overhead,
 }
 
 /// An estimate with the interval in which the true value lies with a confidence of 95 %.
@@ -134,6 +149,8 @@ pub struct Run {
     pub serve: Option<String>,
     /// Share of the machine's processors that other programs used during the turns, 0 to 1.
     pub others: f64,
+    /// What proofs cost, backend by backend.
+    pub overhead: Vec<BackendOverhead>,
 }
 
 /// A machine.

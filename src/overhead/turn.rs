@@ -47,6 +47,8 @@ pub struct Turn {
     pub last_token_to_response_ms: Vec<f64>,
     /// Processor time of this process, microseconds.
     pub cpu_us: f64,
+    /// Of this, what threads other than the model's took.
+    pub other_cpu_us: f64,
     /// The most memory that it held meanwhile, bytes.
     pub peak_rss_bytes: u64,
     /// Bytes of a serve's replies.
@@ -66,7 +68,7 @@ pub struct Turn {
 pub async fn take(backend: &Arc<dyn Backend>, ask: Ask) -> Result<Turn, AnswerError> {
     let Ask { prompts, new_tokens, proofs, streamed, topk } = ask;
     machine::forget_peak_memory();
-    let cpu = machine::cpu_time();
+    let cpu = CpuTimes::now();
     let mut requests = JoinSet::new();
     for prompt in prompts {
         let fin = proofs != Proofs::Off;
@@ -79,8 +81,37 @@ pub async fn take(backend: &Arc<dyn Backend>, ask: Ask) -> Result<Turn, AnswerEr
         // A panic was told of where it happened, and its turn is lost.
         answers.push(answer.unwrap_or(Err(AnswerError::Short { tokens: 0, wanted: new_tokens }))?);
     }
-    let cpu = machine::cpu_time().saturating_sub(cpu);
-    Ok(Turn { cpu_us: us(cpu), peak_rss_bytes: machine::peak_memory().unwrap_or_default(), ..summed_up(&answers) })
+    let (cpu_us, other_cpu_us) = cpu.since();
+    Ok(Turn { cpu_us, other_cpu_us, peak_rss_bytes: machine::peak_memory().unwrap_or_default(), ..summed_up(&answers) })
+}
+
+/// What the threads are called that compute a model: the engine's own, its ranks', and those that they share work with.
+const MODEL_THREADS: [&str; 3] = ["engine", "rank", COMPUTE_THREADS];
+
+/// What the threads should be called that share the model's work, so that their time can be told from all else.
+pub const COMPUTE_THREADS: &str = "compute";
+
+/// A moment's processor times of this process.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuTimes {
+    all: Duration,
+    model: Duration,
+}
+
+impl CpuTimes {
+    /// Those of this moment.
+    #[must_use]
+    pub fn now() -> Self {
+        Self { all: machine::cpu_time(), model: machine::cpu_time_of(&MODEL_THREADS).unwrap_or_default() }
+    }
+
+    /// Microseconds since then: of all threads, and of those that are not the model's.
+    #[must_use]
+    pub fn since(self) -> (f64, f64) {
+        let Self { all, model } = Self::now();
+        let all = all.saturating_sub(self.all);
+        (us(all), us(all.saturating_sub(model.saturating_sub(self.model))))
+    }
 }
 
 fn summed_up(answers: &[Answer]) -> Turn {

@@ -259,7 +259,9 @@ fn ranks(
         let own = own.clone();
         let comm = Drilled::new(comm, options.rank_fault);
         let make: MakeRunner<LoadError> = Box::new(move |_| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let name = format!("rank-{}", comm.rank());
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            let pool = pool.thread_name(move |number| format!("{name}-{number}")).build();
             let pool = pool.map_err(|error| out_of_memory(candle_core::Error::wrap(error)))?;
             let first_meeting = greet(&comm, &[own.hidden, own.layers, own.vocab, size.blocks], &Device::Cpu);
             first_meeting

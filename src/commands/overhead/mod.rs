@@ -27,16 +27,18 @@ use crate::chat::ChatModel;
 use crate::checkpoint::Checkpoint;
 use crate::cli::{BackendKind, BenchOverheadArgs};
 use crate::machine;
-use crate::overhead::{Account, Comparison, Load, Machine, Mode, Process, Proofs, Run, Turn, TurnRecord, report};
+use crate::overhead::{
+    Account, COMPUTE_THREADS, Comparison, Load, Machine, Mode, Process, Proofs, Run, Turn, TurnRecord, report,
+};
 use crate::spec::{DEMO_MODEL, ModelSpec};
 
 /// The exit code where an honest answer was rejected or one of a control accepted: not 1, which says that nothing was measured.
 const WRONG_VERDICTS: u8 = 3;
 
 pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode> {
-    if let Some(threads) = args.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-    }
+    // 0 is a thread for each core.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0));
+    pool.thread_name(|number| format!("{COMPUTE_THREADS}-{number}")).build_global()?;
     let at_once = args.concurrency.iter().copied().max().unwrap_or(1);
     let spec = load::spec(&args.model, DEMO_MODEL)?;
     let checkpoint = args.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
@@ -271,6 +273,7 @@ impl Measurement {
             topk: self.spec.toploc.k,
             serve: self.sides.described.clone(),
             others: others.clamp(0.0, 1.0),
+            overhead: comparison.overhead(&records),
         };
         let cells = comparison.cells(&records, about.hidden);
         let matrix = match self.args.matrix_answers {

@@ -14,7 +14,10 @@ use crate::cli::{BackendKind, BenchOverheadArgs, OverheadSide};
 use crate::commands::load;
 use crate::fake_serve::{Dialect, Engine, FakeServe, FakeServeConfig, PromptBlock, TextOf};
 use crate::machine;
-use crate::overhead::{Account, Ask, Process, ProcessError, answer_requests, take};
+use crate::overhead::{Account, Ask, CpuTimes, Process, ProcessError, answer_requests, take};
+
+/// Places of the stand-in beyond the requests at once.
+const SPARE_PLACES: usize = 2;
 
 /// What the one that measures asks of a backend's process.
 #[derive(Debug, Serialize, Deserialize)]
@@ -184,18 +187,20 @@ async fn be_serve(args: &BenchOverheadArgs, prompt_block: PromptBlock) -> anyhow
     let dialect = Dialect::default();
     let mut config = FakeServeConfig::new(dialect, Engine::backend(backend, text));
     config.model_path = model_path(args);
-    config.max_running = args.engine.max_running_requests;
+    // A miner's probe wants a few more places than requests.
+    config.max_running = args.engine.max_running_requests + SPARE_PLACES;
     config.prompt_block = prompt_block;
     config.remembered_calls = 0;
     let serve = FakeServe::bind(config).await.map_err(|e| anyhow!("the stand-in serve cannot listen: {e}"))?;
     let listening = Listening { url: serve.handle().url(), about, version: dialect.to_string() };
-    let mut cpu = machine::cpu_time();
+    let mut cpu = CpuTimes::now();
     let answer = async |request: ToServe| match request {
         ToServe::Begin => Ok(FromServe::Listening(listening.clone())),
         ToServe::Account => {
-            let now = machine::cpu_time();
-            let cpu_us = now.saturating_sub(std::mem::replace(&mut cpu, now)).as_secs_f64() * 1e6;
-            let account = Account { cpu_us, peak_rss_bytes: machine::peak_memory().unwrap_or_default() };
+            let (cpu_us, other_cpu_us) = cpu.since();
+            cpu = CpuTimes::now();
+            let peak_rss_bytes = machine::peak_memory().unwrap_or_default();
+            let account = Account { cpu_us, other_cpu_us, peak_rss_bytes };
             machine::forget_peak_memory();
             Ok(FromServe::Account(account))
         }
