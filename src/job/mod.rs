@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use crate::backend::{Backend, GenerationEvent, GenerationRequest, SamplingParams, StopReason, Timings};
 use crate::chat::{AnswerEnd, ChatModel, Prompt, RequestError};
 use crate::openai::{Choice, Completion, Piece, Usage};
-use crate::proof::{DEFAULT_BATCH, Proof, ProofBuilder, ProofParams};
+use crate::proof::{AnswerProofs, DEFAULT_BATCH, Proof, ProofParams};
 use crate::protocol::{Commitment, ToplocCommitment};
 
 /// Everything that requests to one model share.
@@ -134,8 +134,7 @@ impl Service {
             constraint,
         });
         let params = ProofParams { topk: self.topk, batch: DEFAULT_BATCH };
-        let mut builder = ProofBuilder::new(params, self.backend.info().hidden)?;
-        let mut proofs: Vec<Proof> = Vec::new();
+        let mut proofs = AnswerProofs::new(params, self.backend.info().hidden)?;
         let mut answer = self.chat.answer(&request.chat, in_thought);
         let mut entries = Entries::new(request.logprobs.is_some());
         let mut output_ids: Vec<u32> = Vec::new();
@@ -182,7 +181,7 @@ impl Service {
                                 None => return Err(JobError::Rows { ids: due, rows: due + 1 }),
                             }
                         }
-                        proofs.extend(builder.push(row)?);
+                        proofs.push(row)?;
                         rows += 1;
                     }
                     timings.proof += folding.elapsed();
@@ -213,7 +212,7 @@ impl Service {
             return Err(JobError::Rows { ids: output_ids.len(), rows });
         }
         let assembling = Instant::now();
-        proofs.extend(builder.finish()?);
+        let proofs = proofs.finish()?;
         let (deltas, message, finish_reason) = answer.finish(end);
         entries.pieces(deltas).for_each(&mut on_piece);
         entries.last_piece().into_iter().for_each(&mut on_piece);

@@ -4,12 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, GenerationEvent, GenerationRequest, Timings};
 use crate::machine::thread_cpu_time;
-use crate::proof::{Proof, ProofBuilder, ProofError, ProofParams};
+use crate::proof::{AnswerProofs, Proof, ProofError, ProofParams};
 use crate::protocol::{Commitment, ToplocCommitment};
-
-/// Folding is timed once in so many events and taken to be the same in the others: the clock of a thread costs about as much as folding a
-/// row. No divisor of a batch's 32 rows, so that all of its places have their turn.
-const TIMED_ONCE_IN: usize = 7;
 
 /// An answer and when its parts came.
 #[derive(Debug, Clone)]
@@ -59,12 +55,10 @@ impl Answer {
     /// When the backend fails, ends early, or gives rows that cannot be proven.
     pub async fn read(backend: &dyn Backend, request: GenerationRequest, topk: usize) -> Result<Self, AnswerError> {
         let params = ProofParams { topk, ..ProofParams::default() };
-        let mut builder = ProofBuilder::new(params, backend.info().hidden)?;
-        let mut proofs: Vec<Proof> = Vec::new();
+        let mut proofs = AnswerProofs::new(params, backend.info().hidden)?;
         let mut output_token_ids = Vec::with_capacity(request.max_tokens);
         let (prompt_ids, wanted, proven) = (request.prompt.clone(), request.max_tokens, request.fin);
         let (mut arrivals, mut proof) = (Vec::new(), Duration::ZERO);
-        let (mut events, mut rows, mut timed) = (0_usize, 0_usize, 0_usize);
         let asked = Instant::now();
         let mut generation = backend.generate(request);
         let ended = || BackendError::Broken("it went away in the middle of an answer".into());
@@ -77,27 +71,18 @@ impl Answer {
                         arrivals.push((Instant::now(), ids.len()));
                     }
                     output_token_ids.extend(ids);
-                    if fin.is_empty() {
-                        continue;
-                    }
-                    let clock = events.is_multiple_of(TIMED_ONCE_IN).then(thread_cpu_time);
                     for row in &fin {
-                        proofs.extend(builder.push(row)?);
-                    }
-                    events += 1;
-                    rows += fin.len();
-                    if let Some(began) = clock {
-                        timed += fin.len();
-                        proof += thread_cpu_time().saturating_sub(began);
+                        let clock = proofs.folds_next().then(thread_cpu_time);
+                        proofs.push(row)?;
+                        proof += clock.map_or(Duration::ZERO, |began| thread_cpu_time().saturating_sub(began));
                     }
                 }
                 GenerationEvent::Finished { timings, .. } => break timings,
             }
         };
-        proof = proof.mul_f64(rows as f64 / timed.max(1) as f64);
+        let folding = thread_cpu_time();
+        let proofs = proofs.finish()?;
         if proven {
-            let folding = thread_cpu_time();
-            proofs.extend(builder.finish()?);
             proof += thread_cpu_time().saturating_sub(folding);
         }
         let n_tokens = output_token_ids.len();

@@ -263,11 +263,11 @@ fn cpu(record: &TurnRecord) -> f64 {
     record.turn.cpu_us + record.serve.map_or(0.0, |account| account.cpu_us)
 }
 
-/// The same without the model's threads, but with what they take to copy rows out. In the process of a serve's client there is no model:
-/// what reads its replies is one of the other threads.
+/// The same without the model's threads and without folding, but with what the former take to copy rows out. In the process of a serve's
+/// client there is no model: what reads its replies is one of the other threads.
 fn cpu_of_fin(record: &TurnRecord) -> f64 {
     let copied = if record.turn.received_bytes == 0 { record.turn.rows_us } else { 0.0 };
-    record.turn.other_cpu_us + copied + record.serve.map_or(0.0, |account| account.other_cpu_us)
+    record.turn.other_cpu_us - record.turn.proof_us + copied + record.serve.map_or(0.0, |account| account.other_cpu_us)
 }
 
 #[cfg(test)]
@@ -398,8 +398,8 @@ mod tests {
         assert_eq!(overhead.pairs, 12);
         near(overhead.ttft_pct, 1.0);
         near(overhead.cpu_us_per_token, 20.0);
-        // Four of other threads, and two of the model's for copying rows out.
-        near(overhead.fin_cpu_us_per_token, 6.0);
+        // Four of other threads, one of them for folding, and two of the model's for copying rows out.
+        near(overhead.fin_cpu_us_per_token, 5.0);
         let time = overhead.time_pct;
         assert!((time.value - 1.0).abs() < 1e-6 || (time.low.unwrap() <= 1.0 && time.high.unwrap() >= 1.0), "{time:?}");
         let hop = cell("sglang", Proofs::Host, 3);
@@ -407,13 +407,13 @@ mod tests {
         assert_eq!((hop.cpu_us_per_token.serve, hop.peak_rss_bytes.serve), (Some(2000.0), Some(7)));
         let overhead = hop.overhead.unwrap();
         near(overhead.cpu_us_per_token, 50.0);
-        near(overhead.fin_cpu_us_per_token, 14.0);
+        near(overhead.fin_cpu_us_per_token, 13.0);
         let pooled = comparison.overhead(&records);
         assert_eq!(
             pooled.iter().map(|of| (&*of.backend, of.overhead.pairs)).collect::<Vec<_>>(),
             [("candle", 24), ("sglang", 24)]
         );
-        near(pooled[1].overhead.fin_cpu_us_per_token, 14.0);
+        near(pooled[1].overhead.fin_cpu_us_per_token, 13.0);
         // Whoever reads the files finds the same.
         let text = serde_json::to_string(&records[0]).unwrap();
         assert!(

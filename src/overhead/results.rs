@@ -49,7 +49,7 @@ pub struct Cell {
     /// Time a token for getting rows: copied out of the model, or read from a serve's replies; microseconds, measured where it
     /// is done. Over HTTP reading ids is part of it, so it is not 0 without proofs.
     pub rows_us_per_token: f64,
-    /// Time a token for folding rows into proofs, microseconds, measured where it is done.
+    /// Processor time a token for folding rows into proofs, microseconds, measured where it is done.
     pub proof_us_per_token: f64,
     /// What proofs cost against the same without; not for `"proofs":"off"`.
     pub overhead: Option<Overhead>,
@@ -100,9 +100,9 @@ pub struct Overhead {
     pub ttft_pct: Estimate,
     /// More processor time a token over all processes that are known, microseconds.
     pub cpu_us_per_token: Estimate,
-    /// The same without the model's threads, which do the same work with and without proofs but for copying rows out, which counts:
-    /// what hidden states and proofs take by themselves, not lost in the noise of the model's work. Of a serve that runs elsewhere only
-    /// the miner's part is known.
+    /// What hidden states take on their way to the proof, without folding, which is the same work wherever they come from: processor
+    /// time of all threads but the model's, which do the same with and without proofs, and of the latter's copying rows out. It is not
+    /// lost in the noise of the model's work. Of a serve that runs elsewhere only the miner's part is known.
     pub fin_cpu_us_per_token: Estimate,
 }
 

@@ -11,9 +11,10 @@
 //! The data's way: `batches` cuts rows into batches, `select` keeps the top k of a batch
 //! by magnitude (`heap` and `nth_element` settle ties as torch does), `proof` finds the
 //! modulus and asks `polynomial` (over `field`) for the curve through the points.
-//! `builder` and `verify` are the two ends; `policy` turns checks into a verdict.
+//! `builder` and `verify` are the two ends (`answer` is the former for rows that come among other work); `policy` turns checks into a verdict.
 //! `docs/proof.md` states the format and its rules.
 
+mod answer;
 mod batches;
 mod builder;
 mod error;
@@ -28,6 +29,7 @@ mod proof;
 mod select;
 mod verify;
 
+pub use answer::AnswerProofs;
 pub use builder::{ProofBuilder, build_proofs};
 pub use error::ProofError;
 pub use params::{DEFAULT_BATCH, DEFAULT_TOPK, ProofParams};

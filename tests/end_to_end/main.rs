@@ -8,6 +8,7 @@ mod cli;
 mod forms;
 mod golden;
 mod logprobs;
+mod overhead;
 mod ranks;
 mod scripted_model;
 mod serving;

@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
-use half::bf16;
 
 use super::cache::kv::LayerCache;
 use super::cache::state::LayerState;
 use super::candidates::{self, LogitsWanted, RowLogits};
+use super::kernels::narrow_rows;
 use super::model::config::{DecoderConfig, MixerKind};
 use super::model::decoder::{Decoder, LayerMemory};
 use super::parallel::Communicator;
@@ -64,8 +64,8 @@ impl<C: Communicator> ModelRunner<C> {
         self.model.layer_outputs(plan, &self.memories, &self.comm)
     }
 
-    /// A step's fin in f32, `[outputs, hidden]`, and what is wanted of its logits.
-    pub(super) fn forward(&self, plan: &StepPlan) -> Result<Option<(Tensor, Vec<RowLogits>)>> {
+    /// A step's fin in f32, `[outputs, hidden]`; `None` where another rank gives it.
+    fn fin(&self, plan: &StepPlan) -> Result<Option<Tensor>> {
         for memory in &self.memories {
             if let LayerMemory::State(state) = memory {
                 state.copy(&plan.restores)?;
@@ -74,35 +74,29 @@ impl<C: Communicator> ModelRunner<C> {
         let fin = self.model.forward(plan, &self.memories, &self.comm)?;
         // Nothing of a step is read before all ranks have computed it: on a device, reading waits for ranks that may be gone.
         self.comm.barrier()?;
-        let Some(fin) = fin else {
-            return Ok(None);
-        };
+        Ok(fin)
+    }
+
+    /// What is wanted of the logits that come of a step's fin.
+    fn logits(&self, plan: &StepPlan, fin: &Tensor) -> Result<Vec<RowLogits>> {
         let (rows, wanted): (Vec<u32>, Vec<LogitsWanted>) = (0_u32..)
             .zip(&plan.outputs)
             .filter(|(_, output)| output.logits != LogitsWanted::Nothing)
             .map(|(at, output)| (at, output.logits))
             .unzip();
         if rows.is_empty() {
-            return Ok(Some((fin, Vec::new())));
+            return Ok(Vec::new());
         }
         let own = self.model.logits(&fin.index_select(&Tensor::new(rows, fin.device())?, 0)?)?;
-        let logits = candidates::gather(&own, &wanted, &self.comm)?;
-        Ok(Some((fin, logits)))
+        candidates::gather(&own, &wanted, &self.comm)
     }
-}
 
-/// The rows of fin that somebody wants, in bf16.
-fn wanted_rows(fin: &Tensor, plan: &StepPlan) -> Result<Vec<bf16>> {
-    let wanted: Vec<u32> = (0_u32..).zip(&plan.outputs).filter(|(_, output)| output.fin).map(|(at, _)| at).collect();
-    if wanted.is_empty() {
-        return Ok(Vec::new());
+    /// A step's fin in f32, and what is wanted of its logits.
+    #[cfg(test)]
+    pub(super) fn forward(&self, plan: &StepPlan) -> Result<Option<(Tensor, Vec<RowLogits>)>> {
+        let fin = self.fin(plan)?;
+        fin.map(|fin| Ok((fin.clone(), self.logits(plan, &fin)?))).transpose()
     }
-    let rows = if wanted.len() == plan.outputs.len() {
-        fin.clone()
-    } else {
-        fin.index_select(&Tensor::new(wanted, fin.device())?, 0)?
-    };
-    rows.to_dtype(DType::BF16)?.flatten_all()?.to_vec1()
 }
 
 impl<C: Communicator> StepRunner for ModelRunner<C>
@@ -111,12 +105,15 @@ where
 {
     fn run(&mut self, plan: &StepPlan) -> std::result::Result<StepOutput, StepError> {
         let step = || {
-            let Some((fin, logits)) = self.forward(plan)? else {
+            let Some(fin) = self.fin(plan)? else {
                 return Ok(StepOutput::default());
             };
             let getting = Instant::now();
-            let fin = wanted_rows(&fin, plan)?;
-            Ok(StepOutput { fin, fin_time: getting.elapsed(), logits })
+            let wanted = plan.outputs.iter().enumerate().filter(|(_, output)| output.fin).map(|(at, _)| at);
+            // Before the logits, whose table sweeps it out of the processor's caches.
+            let rows = narrow_rows(&fin, &wanted.collect::<Vec<_>>())?;
+            let fin_time = getting.elapsed();
+            Ok(StepOutput { fin: rows, fin_time, logits: self.logits(plan, &fin)? })
         };
         // On a thread of the pool that computes: a product then starts with the threads that it shares the work with, where
         // a caller from outside would hand over and be woken again for each of some hundred products.

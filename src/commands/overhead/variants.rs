@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
+use tracing::instrument::WithSubscriber;
+use tracing::subscriber::NoSubscriber;
 
 use super::{Measurement, sides};
 use crate::backend::Backend;
@@ -70,14 +72,14 @@ impl Measurement {
             let backend = match self.open(how, false).await {
                 // A model that cannot be shared by so many, or a layer that it does not have.
                 Err(error) if way.is_optional() => {
-                    tracing::info!(variant = way.variant.name, reason = %error, "left out of the matrix");
+                    tracing::debug!(variant = way.variant.name, reason = %error, "left out of the matrix");
                     without.push(at);
                     continue;
                 }
                 backend => backend?,
             };
             let answers = make(backend.as_ref(), way.variant.clone(), &prompts, ANSWER_TOKENS, at_once, spec.k).await;
-            made.push(answers.with_context(|| format!("{} gave no proofs", way.variant.name))?);
+            made.push(answers.map_err(|e| anyhow!("{} gave no proofs: {e}", way.variant.name))?);
             bar.inc(1);
         }
         for at in without.into_iter().rev() {
@@ -99,7 +101,7 @@ impl Measurement {
             };
             for made in &made {
                 let cell = judge(backend.as_ref(), &way.variant.name, made, spec).await;
-                cells.push(cell.with_context(|| format!("{} cannot judge {}", way.variant.name, made.variant.name))?);
+                cells.push(cell.map_err(|e| anyhow!("{} cannot judge {}: {e}", way.variant.name, made.variant.name))?);
             }
             bar.inc(1);
         }
@@ -187,16 +189,20 @@ impl Measurement {
             How::Sglang => {
                 let mut served = self.sides.served.clone().context("there is no serve any more")?;
                 served.expected.recomputes = recomputes;
-                sides::client(&self.args, served).await
+                // What there is to say of it was said when it was measured.
+                sides::client(&self.args, served).with_subscriber(NoSubscriber::default()).await
             }
             How::Candle { options, .. } => {
                 let (options, checkpoint) = (options.clone(), self.checkpoint.clone());
                 let synthetic = self.args.synthetic.clone();
-                let opened = tokio::task::spawn_blocking(move || match (&checkpoint, &synthetic) {
+                let open = move || match (&checkpoint, &synthetic) {
                     (Some(checkpoint), _) => Ok(CandleBackend::open(checkpoint, &options, &|_, _| {})?),
                     (None, Some(model)) => Ok(CandleBackend::synthetic(model, &options, &|_, _| {})?),
                     (None, None) => Err(anyhow!("there is no model")),
-                });
+                };
+                // Its warning of changed weights is for those who did not ask for them.
+                let silent = || tracing::subscriber::with_default(NoSubscriber::default(), open);
+                let opened = tokio::task::spawn_blocking(silent);
                 Ok(Arc::new(opened.await??))
             }
         }

@@ -14,6 +14,7 @@ mod kv_value;
 mod lanes;
 mod matmul;
 mod matrix;
+mod narrow;
 mod paged_attention;
 mod rows;
 mod simd;
@@ -33,5 +34,6 @@ pub(super) use grouped::{Segment, Shares, add_gated, grouped_matmul, weighted_su
 pub(super) use kv_value::KvValue;
 pub(super) use matmul::matmul;
 pub(super) use matrix::{Matrix, RowOrder};
+pub(super) use narrow::narrow_rows;
 pub(super) use paged_attention::{AttentionMap, paged_attention};
 pub(super) use state_span::StateSpan;
