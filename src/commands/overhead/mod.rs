@@ -295,10 +295,10 @@ impl Measurement {
             write(folder, "matrix.json", serde_json::to_string_pretty(matrix)? + "\n")?;
         }
         write(folder, "report.html", report::html(&run, &cells, matrix.as_ref())?)?;
-        let markdown = report::markdown(&run, &cells, matrix.as_ref());
-        write(folder, "report.md", markdown.clone())?;
+        write(folder, "report.md", report::markdown(&run, &cells, matrix.as_ref()))?;
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{markdown}\nThe report: {}", folder.join("report.html").display())?;
+        let summary = report::summary(&run, &cells, matrix.as_ref());
+        writeln!(out, "{summary}The report: {}", folder.join("report.html").display())?;
         let right = matrix.is_none_or(|matrix| matrix.cells.iter().all(|cell| cell.is_right()));
         Ok(if right { ExitCode::SUCCESS } else { ExitCode::from(WRONG_VERDICTS) })
     }

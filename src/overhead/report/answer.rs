@@ -1,10 +1,8 @@
-//! The answer in a few sentences: what proofs cost each backend, what crossing HTTP costs, what the matrix says.
+//! The answer in a few sentences: what proofs cost each backend, what hidden states take by themselves, what the matrix says.
 
-use super::number::{
-    bytes, extent, interval, micros, micros_in_words, percent_in_words, percent_range, percent_value, range,
-};
-use super::verdict;
+use super::number::{count, interval, percent_in_words};
 use super::view::View;
+use super::{hop, verdict};
 use crate::overhead::{Cell, Overhead};
 
 /// The backend in this process.
@@ -44,135 +42,82 @@ pub(super) fn answer(view: &View<'_>) -> Vec<Statement> {
     if backends.is_empty() {
         said.push(Statement::plain("What proofs cost is not known: no turn was measured.".into()));
     }
-    for backend in backends {
-        said.push(Statement::plain(cost(view, backend)));
-        if backend == OVER_HTTP {
-            said.extend(hop(view).map(Statement::plain));
-        }
-    }
+    said.extend(backends.iter().map(|backend| Statement::plain(cost(view, backend))));
+    said.extend(hop::processor_time(view, &backends).map(Statement::plain));
+    said.extend(hop::size(view).map(Statement::plain));
     said.extend(verdict);
     said
 }
 
-/// Where a backend computes, to begin a sentence.
-fn place(backend: &str) -> String {
+/// Where a backend computes.
+pub(super) fn place(backend: &str) -> String {
     match backend {
-        IN_PROCESS => format!("In process ({backend})"),
-        OVER_HTTP => format!("Over HTTP ({backend})"),
-        other => format!("With {other}"),
+        IN_PROCESS => format!("in process ({backend})"),
+        OVER_HTTP => format!("over HTTP ({backend})"),
+        other => format!("with {other}"),
     }
 }
 
-/// What proofs add to a token's time with one backend.
+/// What proofs add to a token's time with one backend: over all loads, and at the worst of them.
 fn cost(view: &View<'_>, backend: &str) -> String {
-    let place = place(backend);
+    let place = begun(&place(backend));
     let costs = view.costs(backend);
-    let Some(&(cell, most)) = costs.iter().max_by(|a, b| a.1.time_pct.value.total_cmp(&b.1.time_pct.value)) else {
-        let why = if view.proven(backend).next().is_some() {
-            "no turns with proofs were paired with turns without"
-        } else {
-            "no turn with proofs was measured"
-        };
-        return format!("{place}, what proofs cost is not known: {why}.");
+    let known = view.pooled(backend).filter(|overhead| overhead.time_pct.value.is_finite());
+    let Some(overhead) = known else {
+        return format!("{place}, what proofs cost {}.", unknown(view, backend, &costs));
     };
-    let values = || costs.iter().map(|(_, overhead)| overhead.time_pct.value);
-    let (verb, rest) = if values().all(|value| value >= 0.0) {
-        ("add", " to the time of a token after the first")
+    let estimate = percent_in_words(&overhead.time_pct);
+    let more = if overhead.time_pct.value >= 0.0 {
+        format!("add {estimate} to the time of a token after the first")
     } else {
-        ("change the time of a token after the first by", "")
+        format!("change the time of a token after the first by {estimate}")
     };
-    let (estimate, load) = (percent_in_words(&most.time_pct), cell.load().spelt());
-    let judged = judgement(&costs);
-    if costs.len() == 1 {
-        return format!("{place}, proofs {verb} {estimate}{rest}, with {load}. {judged}");
-    }
-    let range = percent_range(values(), &most.time_pct);
-    let reach = intervals(&costs).map(|(_, high)| high).fold(f64::NEG_INFINITY, f64::max);
-    let reach = match interval(&most.time_pct) {
-        Some((_, high)) if reach > high => format!("; the interval of another load reaches {}", percent_value(reach)),
-        _ => String::new(),
+    let pairs = match overhead.pairs {
+        1 => "one pair of turns".to_owned(),
+        many => format!("{} pairs of turns", count(many)),
     };
-    format!(
-        "{place}, proofs {verb} {range}{rest} over {} loads. The most is {estimate}, with {load}{reach}. {judged}",
-        costs.len()
-    )
+    let (load, worst) = match costs.as_slice() {
+        [(cell, _)] => (format!(" with {}", cell.load().spelt()), String::new()),
+        several => (String::new(), worst(several).map_or_else(String::new, |worst| format!("; {worst}"))),
+    };
+    format!("{place}, proofs {more} over {pairs}{load}: {}{worst}.", judgement(overhead))
 }
 
-fn intervals<'a>(costs: &'a [(&Cell, &Overhead)]) -> impl Iterator<Item = (f64, f64)> + 'a {
-    costs.iter().filter_map(|(_, overhead)| interval(&overhead.time_pct))
-}
-
-/// What the intervals allow to say of the costs.
-fn judgement(costs: &[(&Cell, &Overhead)]) -> String {
-    let all = costs.len();
-    let few = costs.iter().filter(|(_, overhead)| overhead.pairs < 6 && interval(&overhead.time_pct).is_none()).count();
-    if few > 0 {
-        return match all {
-            all if all > 1 && few == all => {
-                format!("All {all} lack an interval, which takes six pairs of turns: they are indications and no more.")
-            }
-            1 => "It has no interval, which takes six pairs of turns: it is an indication and no more.".into(),
-            _ => format!(
-                "{few} of the {all} have no interval, which takes six pairs of turns: they are indications and no more."
-            ),
-        };
+/// Why there is no figure over all loads.
+fn unknown(view: &View<'_>, backend: &str, costs: &[(&Cell, &Overhead)]) -> String {
+    if let Some(worst) = worst(costs) {
+        return format!("over all loads is not known; {worst}");
     }
-    if intervals(costs).count() < all {
-        return "Not every estimate has its interval.".into();
-    }
-    let above = intervals(costs).filter(|(low, _)| *low > 0.0).count();
-    let below = intervals(costs).filter(|(_, high)| *high < 0.0).count();
-    match (all, above, below) {
-        (1, 0, 0) => "That cannot be told from nothing.".into(),
-        (1, 1, 0) => "That is more than chance explains.".into(),
-        (1, _, _) => "That is less than without proofs, by more than chance explains.".into(),
-        (_, 0, 0) => "At no load can it be told from nothing.".into(),
-        (_, above, 0) if above == all => "At every load that is more than chance explains.".into(),
-        (_, above, 0) => format!("At {above} of the {all} loads that is more than chance explains."),
-        (_, above, below) => {
-            format!(
-                "Chance does not explain it at {above} of the {all} loads where it is more, and at {below} where it is less."
-            )
-        }
-    }
-}
-
-/// What it takes to carry hidden states over HTTP: bytes, and processor time. `None` where that was not measured.
-fn hop(view: &View<'_>) -> Option<String> {
-    let cells: Vec<&Cell> = view.proven(OVER_HTTP).collect();
-    let sizes = || cells.iter().map(|cell| cell.fin_bytes_per_token).filter(|&bytes| bytes > 0.0);
-    let (low, high) = extent(sizes())?;
-    let plain = view.run.hidden as f64 * 2.0;
-    let times = if plain > 0.0 {
-        format!(", {} times the {} of bf16", range([low / plain, high / plain], times), bytes(plain))
+    let paired = |cell: &Cell| cell.overhead.is_some();
+    let why = if view.proven(backend).next().is_none() {
+        "no turn with proofs was measured"
+    } else if view.pooled(backend).is_some() || view.proven(backend).any(paired) {
+        "no time after first tokens was measured"
     } else {
-        String::new()
+        "no turns with proofs were paired with turns without"
     };
-    let proof = extent(cells.iter().map(|cell| cell.proof_bytes_per_token))
-        .map_or_else(String::new, |(low, high)| format!("; the proof takes {}", range([low, high], bytes)));
-    let said = format!("Hidden states cross HTTP as {} of JSON a token{times}{proof}.", range(sizes(), bytes));
-    Some(said + &hop_time(&cells).unwrap_or_default())
+    format!("is not known: {why}")
 }
 
-/// The processor time of the hop.
-fn hop_time(cells: &[&Cell]) -> Option<String> {
-    let estimate = |cell: &&Cell| Some((cell.cpu_us_per_token.serve, cell.overhead.as_ref()?.cpu_us_per_token));
-    let known: Vec<_> = cells.iter().filter_map(estimate).filter(|(_, estimate)| estimate.value.is_finite()).collect();
-    let most = known.iter().map(|(_, estimate)| estimate).max_by(|a, b| a.value.total_cmp(&b.value))?;
-    let values = || known.iter().map(|(_, estimate)| estimate.value);
-    let verb = if values().all(|value| value >= 0.0) { "grows" } else { "changes" };
-    let whose =
-        if known.iter().all(|(serve, _)| serve.is_some()) { "miner and serve together" } else { "the miner alone" };
-    let range = range(values(), micros);
-    let spread = if range.contains(" to ") { format!("{range}, at most ") } else { String::new() };
-    let mut said =
-        format!(" With proofs, the processor time of {whose} {verb} by {spread}{} a token", micros_in_words(most));
-    if known.iter().any(|(serve, _)| serve.is_none()) {
-        said += "; what it costs the serve is not known";
+/// The load with the greatest estimate.
+fn worst(costs: &[(&Cell, &Overhead)]) -> Option<String> {
+    let (cell, most) = costs.iter().max_by(|a, b| a.1.time_pct.value.total_cmp(&b.1.time_pct.value))?;
+    let among = if costs.len() == 1 { "the one load".into() } else { format!("the worst of {} loads", costs.len()) };
+    Some(format!("{among} has {}, with {}", percent_in_words(&most.time_pct), cell.load().spelt()))
+}
+
+/// What the interval allows to say of an estimate.
+fn judgement(overhead: &Overhead) -> &'static str {
+    match interval(&overhead.time_pct) {
+        None => "with no interval, which takes six pairs, that is an indication and no more",
+        Some((low, _)) if low > 0.0 => "that is more than chance explains",
+        Some((_, high)) if high < 0.0 => "that is less than without proofs, by more than chance explains",
+        Some(_) => "that cannot be told from nothing",
     }
-    Some(said + ".")
 }
 
-fn times(value: f64) -> String {
-    if value < 99.95 { format!("{value:.1}") } else { super::number::number(value) }
+/// As a sentence begins.
+fn begun(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| format!("{}{}", first.to_ascii_uppercase(), letters.as_str()))
 }

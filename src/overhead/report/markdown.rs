@@ -1,4 +1,4 @@
-//! The report without plots, for places that show Markdown.
+//! The report without plots, for places that show Markdown, which cannot fold what is long.
 
 use super::answer::answer;
 use super::view::View;
@@ -21,8 +21,12 @@ pub(super) fn markdown(view: &View<'_>) -> String {
     }
     if let Some(matrix) = view.matrix {
         page += "## Cross-verification\n\n";
-        for table in tables::of_matrix(matrix) {
+        let (long, short): (Vec<_>, Vec<_>) = tables::of_matrix(matrix).into_iter().partition(|table| table.folded);
+        for table in short {
             page += &format!("{}\n", table.markdown());
+        }
+        if !long.is_empty() {
+            page += "All figures of each pair of maker and verifier are in `matrix.json`.\n";
         }
     }
     page.truncate(page.trim_end().len());

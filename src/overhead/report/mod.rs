@@ -5,12 +5,16 @@
 
 mod answer;
 mod date;
+mod edges;
 mod grid;
+mod hop;
 mod markdown;
 mod number;
+mod outcome;
 mod page;
 mod plot;
 mod provenance;
+mod summary;
 mod table;
 mod tables;
 #[cfg(test)]
@@ -47,4 +51,10 @@ pub fn html(run: &Run, cells: &[Cell], matrix: Option<&Matrix>) -> Result<String
 #[must_use]
 pub fn markdown(run: &Run, cells: &[Cell], matrix: Option<&Matrix>) -> String {
     markdown::markdown(&View { run, cells, matrix })
+}
+
+/// The answer alone, for a terminal: plain text, a line for each of its statements.
+#[must_use]
+pub fn summary(run: &Run, cells: &[Cell], matrix: Option<&Matrix>) -> String {
+    summary::summary(&View { run, cells, matrix })
 }

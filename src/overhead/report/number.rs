@@ -54,11 +54,6 @@ pub(super) fn bytes(value: f64) -> String {
     format!("{} {unit}", number(value / size))
 }
 
-/// A time, given in microseconds.
-pub(super) fn micros(value: f64) -> String {
-    format!("{} µs", number(value))
-}
-
 /// A share of 0 to 1 as percent.
 pub(super) fn share(value: f64) -> String {
     if value.is_finite() { format!("{} %", tick(value * 100.0)) } else { MISSING.into() }
@@ -107,13 +102,6 @@ pub(super) fn micros_estimate(estimate: &Estimate) -> String {
 /// A percentage alone.
 pub(super) fn percent_value(value: f64) -> String {
     percent(&Estimate { value, low: None, high: None })
-}
-
-/// The least and the greatest percentage, as precise as the estimate that is quoted beside them.
-pub(super) fn percent_range(values: impl IntoIterator<Item = f64>, beside: &Estimate) -> String {
-    let values: Vec<f64> = values.into_iter().collect();
-    let decimals = decimals_of(&parts(beside)).max(decimals_of(&values));
-    range(values, |value| format!("{} %", shown(value, decimals)))
 }
 
 fn spelt(estimate: &Estimate, unit: &str, word: &str) -> String {
@@ -186,7 +174,6 @@ mod tests {
     #[test]
     fn units_keep_numbers_short() {
         assert_eq!([8.06, 10_240.0, 2.5e6, f64::INFINITY].map(bytes), ["8.06 B", "10.2 kB", "2.50 MB", "–"]);
-        assert_eq!([3.2, 1200.0].map(micros), ["3.20 µs", "1,200 µs"]);
         assert_eq!(share(0.031), "3.1 %");
     }
 

@@ -11,7 +11,7 @@ pub(super) struct Table {
     /// How many columns are names.
     pub(super) names: usize,
     pub(super) rows: Vec<Vec<String>>,
-    /// Whether it is so long that a page shows it when asked to.
+    /// Whether it is so long that a page shows it when asked to, and Markdown not at all.
     pub(super) folded: bool,
 }
 

@@ -1,11 +1,12 @@
 //! All figures as tables.
 
 use super::answer::NO_INTERVAL;
-use super::grid::{Grid, passes};
+use super::grid::{Grid, kind, passes};
 use super::number::{MISSING, bytes, count, micros_estimate, number, percent};
+use super::outcome::Outcome;
 use super::table::Table;
 use super::view::View;
-use crate::overhead::{Cell, Distribution, Matrix, Overhead};
+use crate::overhead::{Cell, Distribution, Matrix, Overhead, Role};
 
 /// What was measured of each mode at each load.
 pub(super) fn of_cells(view: &View<'_>) -> Vec<Table> {
@@ -18,28 +19,42 @@ pub(super) fn of_matrix(matrix: &Matrix) -> Vec<Table> {
 }
 
 fn costs(view: &View<'_>) -> Table {
-    let row = |cell: &Cell| {
-        let overhead: &Overhead = cell.overhead.as_ref()?;
-        Some(vec![
-            cell.backend.clone(),
-            cell.load().name(),
+    let row = |backend: &str, load: String, overhead: &Overhead| {
+        vec![
+            backend.to_owned(),
+            load,
             count(overhead.pairs),
             percent(&overhead.time_pct),
             percent(&overhead.ttft_pct),
+            micros_estimate(&overhead.fin_cpu_us_per_token),
             micros_estimate(&overhead.cpu_us_per_token),
-        ])
+        ]
     };
-    let mut note =
-        "Turns with proofs against turns without that followed one another: estimate (95 % interval).".to_owned();
+    let all = view.backends().into_iter().filter_map(|backend| Some((backend, view.pooled(backend)?)));
+    let all = all.map(|(backend, overhead)| row(backend, "all loads".into(), overhead));
+    let each = sorted(view).into_iter();
+    let each = each.filter_map(|cell| Some(row(&cell.backend, cell.load().name(), cell.overhead.as_ref()?)));
+    let mut note = "Turns with proofs against turns without that followed one another: estimate (95 % interval). Processor \
+                    time in microseconds a token: that of hidden states and proofs, without the model's threads but with \
+                    copying rows out, and that of all threads, in which the model's own work varies by more."
+        .to_owned();
     if view.lacks_intervals() {
         note = format!("{note} {NO_INTERVAL}");
     }
     Table {
         title: "What proofs cost",
         note,
-        head: head(&["backend", "load", "pairs", "time a token", "time to first token", "processor µs a token"]),
+        head: head(&[
+            "backend",
+            "load",
+            "pairs",
+            "time a token",
+            "time to first token",
+            "hidden states and proofs, µs",
+            "all threads, µs",
+        ]),
         names: 2,
-        rows: sorted(view).into_iter().filter_map(row).collect(),
+        rows: all.chain(each).collect(),
         folded: false,
     }
 }
@@ -82,13 +97,26 @@ fn processor(view: &View<'_>) -> Table {
     per_cell(
         view,
         "Processor time and memory",
-        "Processor time in microseconds a token, prompts included; rows: getting hidden states, proof: folding them, \
-         both measured where it is done. Memory: the most that was held.",
-        &["miner µs", "serve µs", "rows µs", "proof µs", "miner memory", "serve memory"],
+        "Processor time in microseconds a token, prompts included; other: of it, what threads took that are not the \
+         model's; rows: getting hidden states, proof: folding them, both measured where it is done. Memory: the most that \
+         was held.",
+        &[
+            "miner µs",
+            "miner other µs",
+            "serve µs",
+            "serve other µs",
+            "rows µs",
+            "proof µs",
+            "miner memory",
+            "serve memory",
+        ],
         |cell| {
+            let known = |value: Option<f64>| value.map_or_else(|| MISSING.into(), number);
             vec![
                 number(cell.cpu_us_per_token.miner),
-                cell.cpu_us_per_token.serve.map_or_else(|| MISSING.into(), number),
+                number(cell.other_cpu_us_per_token.miner),
+                known(cell.cpu_us_per_token.serve),
+                known(cell.other_cpu_us_per_token.serve),
                 number(cell.rows_us_per_token),
                 number(cell.proof_us_per_token),
                 bytes(cell.peak_rss_bytes.miner as f64),
@@ -138,10 +166,10 @@ fn sorted<'a>(view: &View<'a>) -> Vec<&'a Cell> {
 }
 
 fn judged(grid: &Grid<'_>, matrix: &Matrix) -> Table {
-    let row = |(maker, control): (&str, bool)| {
-        let name = if control { format!("{maker} (control)") } else { maker.to_owned() };
+    let row = |(maker, role): (&str, Role)| {
+        let name = if role == Role::Honest { maker.to_owned() } else { format!("{maker} ({})", kind(role)) };
         let cell = |verifier: &&str| {
-            grid.cell(maker, verifier, control).map_or_else(
+            grid.cell(maker, verifier, role).map_or_else(
                 || MISSING.into(),
                 |cell| {
                     let wrong = if cell.is_right() { "" } else { " WRONG" };
@@ -155,7 +183,8 @@ fn judged(grid: &Grid<'_>, matrix: &Matrix) -> Table {
         title: "Who accepts whose proofs",
         note: format!(
             "Makers down, verifiers across: mismatches a batch, mean / most, and answers that passed. A batch may have {}, \
-             and {} of an answer's batches must keep to that. Every answer of a control must fail.",
+             and {} of an answer's batches must keep to that. Every answer of a control must fail; the weights of a maker at \
+             the edge are a little off, and what becomes of its answers is what there is to find out.",
             matrix.max_mismatches,
             super::number::share(matrix.pass_ratio)
         ),
@@ -168,12 +197,11 @@ fn judged(grid: &Grid<'_>, matrix: &Matrix) -> Table {
 
 fn variants(matrix: &Matrix) -> Table {
     let row = |variant: &crate::overhead::Variant| {
-        let control = if variant.control { "control" } else { "honest" };
-        vec![variant.name.clone(), control.into(), variant.flags.clone()]
+        vec![variant.name.clone(), kind(variant.role).into(), variant.flags.clone()]
     };
     Table {
         title: "Variants",
-        note: "A control's weights are not the checkpoint's.".into(),
+        note: "A control's weights are not the checkpoint's; those at the edge are a little off.".into(),
         head: head(&["variant", "kind", "flags"]),
         names: 3,
         rows: matrix.variants.iter().map(row).collect(),
@@ -184,10 +212,15 @@ fn variants(matrix: &Matrix) -> Table {
 fn pairs(matrix: &Matrix) -> Table {
     let row = |cell: &crate::overhead::MatrixCell| {
         let known = |value: Option<f64>| value.map_or_else(|| MISSING.into(), number);
+        let outcome = match cell.role {
+            Role::Edge => Outcome::of(std::iter::once(cell)).name(),
+            Role::Honest | Role::Control if cell.is_right() => "right",
+            Role::Honest | Role::Control => "WRONG",
+        };
         vec![
             cell.maker.clone(),
             cell.verifier.clone(),
-            if cell.is_right() { "right" } else { "WRONG" }.into(),
+            outcome.into(),
             count(cell.answers),
             count(cell.passed),
             count(cell.batches),

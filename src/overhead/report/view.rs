@@ -104,6 +104,11 @@ impl<'a> View<'a> {
         self.cells.iter().filter(move |cell| cell.backend == backend && cell.mode().is_proven())
     }
 
+    /// What proofs cost a backend over all loads.
+    pub(super) fn pooled(&self, backend: &str) -> Option<&'a Overhead> {
+        self.run.overhead.iter().find(|of| of.backend == backend).map(|of| &of.overhead)
+    }
+
     /// What proofs cost a backend, load by load, where that is known.
     pub(super) fn costs(&self, backend: &str) -> Vec<(&'a Cell, &'a Overhead)> {
         let known = |overhead: &&Overhead| overhead.time_pct.value.is_finite();
@@ -113,8 +118,12 @@ impl<'a> View<'a> {
     /// Whether an estimate lacks its interval.
     pub(super) fn lacks_intervals(&self) -> bool {
         let bare = |estimate: &Estimate| super::number::interval(estimate).is_none();
-        let estimates = |overhead: &Overhead| [overhead.time_pct, overhead.ttft_pct, overhead.cpu_us_per_token];
-        self.cells.iter().filter_map(|cell| cell.overhead.as_ref()).any(|overhead| estimates(overhead).iter().any(bare))
+        let estimates = |overhead: &Overhead| {
+            [overhead.time_pct, overhead.ttft_pct, overhead.cpu_us_per_token, overhead.fin_cpu_us_per_token]
+        };
+        let pooled = self.run.overhead.iter().map(|of| &of.overhead);
+        let mut all = self.cells.iter().filter_map(|cell| cell.overhead.as_ref()).chain(pooled);
+        all.any(|overhead| estimates(overhead).iter().any(bare))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who accepts whose proofs, as a heat map: makers down, verifiers across, controls apart.
+//! Who accepts whose proofs, as a heat map: makers down, verifiers across; honest makers, those at the edge and controls apart.
 
 use plotters::style::text_anchor::{HPos, VPos};
 
@@ -8,14 +8,14 @@ use super::super::text::shortened;
 use super::super::view::View;
 use super::canvas::{self, Area, Drawn, Point, SMALL, TEXT, TIGHT, Type, WIDTH};
 use super::palette::{self, GRID, INK, MUTED, WRONG};
-use crate::overhead::MatrixCell;
+use crate::overhead::{MatrixCell, Role};
 
 pub(super) const TITLE: &str = "Who accepts whose proofs";
 
 /// Room for makers' names.
 const NAMES: f64 = 250.0;
 const ROW: f64 = 54.0;
-/// Between honest makers and controls.
+/// Above each group of makers, where its title stands.
 const APART: f64 = 34.0;
 const LEGEND: f64 = 64.0;
 
@@ -56,7 +56,8 @@ pub(super) fn caption(view: &View<'_>) -> String {
     format!(
         "Each row's answers were proven by one variant and judged by every column's recompute: mismatches a batch of {} points \
          (mean / most), and answers that passed. A batch may have {} mismatches, {} of an answer's batches must keep to that. \
-         Controls compute with other weights and must fail everywhere; what came out wrong has an orange frame.",
+         Controls compute with other weights and must fail everywhere. Makers at the edge have weights that are a little off: no \
+         verdict on them is wrong. What came out wrong of the others has an orange frame.",
         view.run.topk,
         matrix.max_mismatches,
         share(matrix.pass_ratio)
@@ -66,44 +67,45 @@ pub(super) fn caption(view: &View<'_>) -> String {
 pub(super) fn draw(view: &View<'_>) -> Drawn<Option<String>> {
     let Some((matrix, grid)) = view.matrix.zip(Grid::new(view.matrix)) else { return Ok(None) };
     let layout = Layout::new(&grid.verifiers);
-    let apart = if grid.controls.is_empty() { 0.0 } else { APART };
-    let rows = (grid.honest.len() + grid.controls.len()) as f64;
-    let svg = canvas::svg(layout.top + rows * ROW + apart + LEGEND, |area| {
+    let (mut titles, mut rows, mut top) = (Vec::new(), Vec::new(), layout.top);
+    for (role, makers) in &grid.groups {
+        titles.push((top + APART / 2.0, title(*role)));
+        rows.extend(makers.iter().enumerate().map(|(row, maker)| (top + APART + row as f64 * ROW, *maker, *role)));
+        top += APART + makers.len() as f64 * ROW;
+    }
+    let svg = canvas::svg(top + LEGEND, |area| {
         heads(area, &layout)?;
-        let mut top = layout.top;
-        for (row, (maker, control)) in grid.makers().enumerate() {
-            if control && row == grid.honest.len() {
-                canvas::text(
-                    area,
-                    "controls: no verifier may accept them",
-                    (0.0, top + APART / 2.0),
-                    Type::left(TIGHT).bold().colour(MUTED),
-                )?;
-                top += APART;
-            }
-            let middle = top + ROW / 2.0;
-            canvas::text(area, &shortened(maker, 34), (NAMES - 10.0, middle), Type::right(TIGHT))?;
+        for (middle, title) in titles {
+            canvas::text(area, title, (0.0, middle), Type::left(TIGHT).bold().colour(MUTED))?;
+        }
+        for &(top, maker, role) in &rows {
+            canvas::text(area, &shortened(maker, 34), (NAMES - 10.0, top + ROW / 2.0), Type::right(TIGHT))?;
             for (column, verifier) in grid.verifiers.iter().enumerate() {
                 let place = (layout.left(column), top);
-                pair(area, place, layout.cell, grid.cell(maker, verifier, control), view.run.topk)?;
+                pair(area, place, layout.cell, grid.cell(maker, verifier, role), view.run.topk)?;
             }
-            top += ROW;
         }
         // Frames last: neighbours must not cover them.
-        let mut top = layout.top;
-        for (row, (maker, control)) in grid.makers().enumerate() {
-            top += if control && row == grid.honest.len() { APART } else { 0.0 };
+        for &(top, maker, role) in &rows {
             for (column, verifier) in grid.verifiers.iter().enumerate() {
-                if grid.cell(maker, verifier, control).is_some_and(|cell| !cell.is_right()) {
+                if grid.cell(maker, verifier, role).is_some_and(|cell| !cell.is_right()) {
                     let (left, right) = (layout.left(column) + 2.0, layout.left(column) + layout.cell - 2.0);
                     canvas::framed(area, (left, top + 2.0), (right, top + ROW - 2.0), WRONG, 4.0)?;
                 }
             }
-            top += ROW;
         }
         scale(area, (NAMES, top + 26.0), view.run.topk, matrix.max_mismatches)
     })?;
     Ok(Some(svg))
+}
+
+/// What there is to see of a group.
+fn title(role: Role) -> &'static str {
+    match role {
+        Role::Honest => "honest: every verifier must accept them",
+        Role::Edge => "edges, weights a little off: what does the policy see?",
+        Role::Control => "controls: no verifier may accept them",
+    }
 }
 
 fn heads(area: &Area<'_>, layout: &Layout) -> Drawn {

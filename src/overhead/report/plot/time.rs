@@ -20,7 +20,7 @@ struct Bar {
     rows: f64,
     proof: f64,
     serve: f64,
-    /// What the serve takes more than without proofs, where both are known.
+    /// What the serve's threads other than the model's take more than without proofs, where both are known.
     serve_more: Option<f64>,
     /// What stands beside it.
     said: String,
@@ -53,7 +53,8 @@ impl Bar {
 
 fn bars(view: &View<'_>) -> Vec<Bar> {
     let Some(load) = view.shared_load(|_| true) else { return Vec::new() };
-    let serve = |mode: Mode<'_>| view.find(mode, load)?.cpu_us_per_token.serve.and_then(drawable);
+    // Of all threads, the difference would drown in what the model's own work varies by.
+    let serve = |mode: Mode<'_>| view.find(mode, load)?.other_cpu_us_per_token.serve.and_then(drawable);
     let bar = |mode: Mode<'_>| {
         let without = serve(Mode { proofs: Proofs::Off, ..mode });
         let more = serve(mode).zip(without).filter(|_| mode.is_proven()).map(|(with, without)| with - without);
@@ -66,9 +67,9 @@ pub(super) fn caption(view: &View<'_>) -> String {
     let load = view.shared_load(|_| true).map_or_else(String::new, |load| format!("{}; ", load.name()));
     format!(
         "Left: processor time a token ({load}prompts included). With candle the model runs in the miner's process, with \
-         sglang in the serve's. Right, on a scale of its own, what proofs are responsible for: getting hidden states (copied \
-         out of the model, or read from a serve's replies, ids included), folding them into proofs, and what the serve's \
-         process takes more than without proofs."
+         sglang in the serve's. Right, on a scale of its own, what hidden states and proofs take: getting rows (copied out of \
+         the model, or read from a serve's replies, ids included), folding them into proofs, and what the serve's threads \
+         other than the model's take more than without proofs, where that is known."
     )
 }
 
@@ -83,7 +84,7 @@ pub(super) fn draw(view: &View<'_>) -> Drawn<Option<String>> {
     let with_serve = bars.iter().any(|bar| bar.serve > 0.0);
     let entries: Vec<Entry> = [
         ("model and all else of the miner", MODEL),
-        ("serve's process (right: what it takes more)", SERVE),
+        ("serve (right: its other threads, more than without proofs)", SERVE),
         ("getting rows", ROWS),
         ("folding proofs", PROOF),
     ]

@@ -6,33 +6,31 @@ mod sample;
 
 use std::path::Path;
 
-use super::{html, markdown};
-use crate::overhead::{Cell, Estimate, Matrix, Proofs, Run};
+use super::{html, markdown, summary};
+use crate::overhead::{BackendOverhead, Cell, Estimate, Matrix, Overhead, Proofs, Role, Run};
 
 /// What a report is made from, by the name that its sample has.
 fn samples() -> Vec<(&'static str, Run, Vec<Cell>, Option<Matrix>)> {
     let mut wrong = sample::matrix();
     for cell in &mut wrong.cells {
-        cell.passed = match (cell.control, cell.verifier.as_str()) {
-            (true, "sglang") => 3,
-            (false, "candle kv=bf16") if cell.maker == "sglang" => 11,
+        cell.passed = match (cell.role, cell.verifier.as_str()) {
+            (Role::Control, "sglang") => 3,
+            (Role::Honest, "candle kv=bf16") if cell.maker == "sglang" => 11,
             _ => cell.passed,
         };
     }
     let mut alone: Vec<Cell> = sample::cells().into_iter().filter(|cell| cell.backend == "candle").collect();
-    for cell in &mut alone {
-        if let Some(overhead) = &mut cell.overhead {
-            overhead.pairs = 3;
-            for estimate in [&mut overhead.time_pct, &mut overhead.ttft_pct, &mut overhead.cpu_us_per_token] {
-                *estimate = Estimate { low: None, high: None, ..*estimate };
-            }
-        }
+    for overhead in alone.iter_mut().filter_map(|cell| cell.overhead.as_mut()) {
+        *overhead = bare(overhead);
     }
+    let of_candle = &sample::run().overhead[0];
+    let of_candle = BackendOverhead { overhead: bare(&of_candle.overhead), ..of_candle.clone() };
+    let nothing = Run { overhead: Vec::new(), ..sample::run() };
     // Many loads, latencies that are far apart, and a serve that runs elsewhere.
     let loads =
         [1, 4, 16, 64].into_iter().flat_map(|concurrency| [32, 128, 512, 2048].map(|tokens| (concurrency, tokens)));
     let cells = loads.flat_map(sample::modes_at).map(|mut cell| {
-        cell.cpu_us_per_token.serve = None;
+        (cell.cpu_us_per_token.serve, cell.other_cpu_us_per_token.serve) = (None, None);
         cell.ttft_ms = sample::distribution(cell.requests, cell.ttft_ms.p50, 0.9);
         cell
     });
@@ -42,11 +40,23 @@ fn samples() -> Vec<(&'static str, Run, Vec<Cell>, Option<Matrix>)> {
         ("full", sample::run(), sample::cells(), Some(sample::matrix())),
         ("large", sample::run(), sample::cells(), Some(sample::large_matrix())),
         ("wrong", sample::run(), sample::cells(), Some(wrong)),
-        ("many", sample::run(), many, Some(sample::large_matrix())),
-        ("alone", Run { serve: None, ..sample::run() }, alone, None),
-        ("bare", sample::run(), vec![off], None),
-        ("empty", sample::run(), Vec::new(), Some(Matrix::default())),
+        ("many", sample::run(), many, Some(sample::wide_matrix())),
+        ("alone", Run { serve: None, overhead: vec![of_candle], ..sample::run() }, alone, None),
+        ("bare", nothing.clone(), vec![off], None),
+        ("empty", nothing, Vec::new(), Some(Matrix::default())),
     ]
+}
+
+/// Of too few pairs for intervals.
+fn bare(overhead: &Overhead) -> Overhead {
+    let bare = |estimate: Estimate| Estimate { low: None, high: None, ..estimate };
+    Overhead {
+        pairs: 3,
+        time_pct: bare(overhead.time_pct),
+        ttft_pct: bare(overhead.ttft_pct),
+        cpu_us_per_token: bare(overhead.cpu_us_per_token),
+        fin_cpu_us_per_token: bare(overhead.fin_cpu_us_per_token),
+    }
 }
 
 /// `scripts/check-report --samples` names a folder; there is nothing to write otherwise.
@@ -102,7 +112,12 @@ fn figures_show_what_was_measured() {
         "First token: 8 at once, 256 tokens",
         "31.4 kB = 6.1 × bf16",
         "v = 40 allowed",
+        "honest: every verifier must accept them",
+        "edges, weights a little off: what does the policy see?",
         "controls: no verifier may accept them",
+        "± 8/16",
+        // What the serve takes more, without the model's threads.
+        ">\n893\n<",
         "0.48 % (-0.02 to 1.03)",
         "30.0 % (27.6 to 32.6)",
         "✗ 0/16",
@@ -132,24 +147,58 @@ fn texts_of_files_stay_text() {
     for cell in &mut cells {
         cell.backend = format!("{}{evil}", cell.backend);
     }
-    let matrix = sample::matrix_of(&[evil, "candle"], &["</svg><b>"]);
+    let matrix = sample::matrix_of(&[evil, "candle"], &["<i>"], &["</svg><b>"]);
     let page = html(&run, &cells, Some(&matrix)).unwrap();
     balanced(&page);
-    assert!(!page.contains("<script") && !page.contains("<b>") && !page.contains('\u{0}'));
+    assert!(!page.contains("<script") && !page.contains("<b>") && !page.contains("<i>") && !page.contains('\u{0}'));
     let text = markdown(&run, &cells, Some(&matrix));
     let outside = text.replace(&super::text::fenced(evil), "");
     assert!(!outside.replace("\\<", "").contains('<'), "{outside}");
 }
 
 #[test]
-fn both_reports_have_the_same_tables() {
-    let (page, text) = (
-        html(&sample::run(), &sample::cells(), Some(&sample::matrix())).unwrap(),
-        markdown(&sample::run(), &sample::cells(), Some(&sample::matrix())),
-    );
+fn both_reports_have_the_same_tables_but_for_the_long_one() {
+    let (run, cells, matrix) = (sample::run(), sample::cells(), sample::large_matrix());
+    let (page, text) = (html(&run, &cells, Some(&matrix)).unwrap(), markdown(&run, &cells, Some(&matrix)));
     assert_eq!(page.matches("<table>").count(), 8);
-    assert_eq!(text.matches("\n### ").count(), 8);
-    assert_eq!(page.matches("<tr>").count(), text.lines().filter(|line| line.starts_with("| ")).count() - 8);
+    assert_eq!(text.matches("\n### ").count(), 7);
+    assert!(page.contains("<details><summary>Each pair of maker and verifier (112 rows)</summary>"));
+    assert!(text.ends_with("\nAll figures of each pair of maker and verifier are in `matrix.json`.\n"));
+    let rows = page.split("<details>").next().unwrap().matches("<tr>").count();
+    assert_eq!(rows, text.lines().filter(|line| line.starts_with("| ")).count() - 7);
+}
+
+#[test]
+fn what_proofs_cost_over_all_loads_comes_first_in_its_table() {
+    let text = markdown(&sample::run(), &sample::cells(), None);
+    let (_, table) = text.split_once("### What proofs cost\n").unwrap();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).skip(2).take(3).collect();
+    assert_eq!(
+        rows,
+        [
+            "| sglang | all loads | 48 | 26.4 % (25.1 to 27.8) | 2.0 % (-0.5 to 4.8) | 1,460 (1,430 to 1,493) | 1,440 (1,260 to 1,638) |",
+            "| candle | all loads | 48 | 0.4 % (0.2 to 0.7) | 0.1 % (-0.8 to 1.1) | 23.0 (21.5 to 24.6) | 24.0 (-66.0 to 123.0) |",
+            "| sglang | 1 at once, 64 tokens | 12 | 30.0 % (27.6 to 32.6) | 2.0 % (-0.5 to 4.8) | 1,460 (1,430 to 1,493) | 1,440 (1,260 to 1,638) |",
+        ]
+    );
+}
+
+#[test]
+fn a_terminal_is_told_the_answer_alone() {
+    let mut run = sample::run();
+    let mut cells = sample::cells();
+    for backend in
+        run.overhead.iter_mut().map(|of| &mut of.backend).chain(cells.iter_mut().map(|cell| &mut cell.backend))
+    {
+        if backend == "sglang" {
+            *backend = "odd\u{1b}[2J\n".into();
+        }
+    }
+    let said = summary(&run, &cells, Some(&sample::matrix()));
+    assert!(said.starts_with("In process (candle), proofs add 0.4 % (95 % interval 0.2 to 0.7)"), "{said}");
+    assert!(said.lines().nth(1).unwrap().starts_with("With odd [2J , proofs add 26.4 %"), "{said}");
+    assert_eq!(said.lines().count(), 5, "{said}");
+    assert!(said.ends_with(".\n") && !said.contains(['|', '\u{1b}']), "{said}");
 }
 
 /// Tags close in order, attributes are quoted and no stray mark is left: what XML asks of each SVG, and more than HTML asks.

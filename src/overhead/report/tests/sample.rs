@@ -1,7 +1,8 @@
 //! Figures as a measurement would find them.
 
 use crate::overhead::{
-    Cell, Distribution, Estimate, Machine, Matrix, MatrixCell, Overhead, Processes, Proofs, Run, Variant,
+    BackendOverhead, Cell, Distribution, Estimate, Machine, Matrix, MatrixCell, Overhead, Processes, Proofs, Role, Run,
+    Variant,
 };
 
 pub(super) fn run() -> Run {
@@ -24,6 +25,23 @@ pub(super) fn run() -> Run {
         topk: 128,
         serve: Some("sglang 0.5.2, Qwen3-4B-FP8, tp 1".into()),
         others: 0.021,
+        overhead: vec![pooled("candle", around(0.41, 0.24)), pooled("sglang", around(26.4, 1.3))],
+    }
+}
+
+/// Over four loads of twelve pairs each.
+pub(super) fn pooled(backend: &str, time_pct: Estimate) -> BackendOverhead {
+    BackendOverhead { backend: backend.into(), overhead: Overhead { pairs: 48, time_pct, ..overhead(backend) } }
+}
+
+fn overhead(backend: &str) -> Overhead {
+    let http = backend == "sglang";
+    Overhead {
+        pairs: 12,
+        time_pct: if http { around(26.0, 2.4) } else { around(0.4, 0.5) },
+        ttft_pct: if http { around(2.0, 2.5) } else { around(0.1, 0.9) },
+        cpu_us_per_token: if http { around(1440.0, 180.0) } else { around(24.0, 90.0) },
+        fin_cpu_us_per_token: if http { around(1460.0, 30.0) } else { around(23.0, 1.5) },
     }
 }
 
@@ -72,6 +90,10 @@ pub(super) fn cell(backend: &str, proofs: Proofs, (concurrency, new_tokens): (us
             miner: rows + proof + if http { 160.0 } else { model },
             serve: http.then_some(model * 0.8 + if proven { 900.0 } else { 0.0 }),
         },
+        other_cpu_us_per_token: Processes {
+            miner: 52.0 + proof + if http { rows } else { 0.0 },
+            serve: http.then_some(270.0 + if proven { 893.0 } else { 0.0 }),
+        },
         peak_rss_bytes: Processes {
             miner: if http { 210_000_000 } else { 5_300_000_000 },
             serve: http.then_some(7_900_000_000),
@@ -88,10 +110,8 @@ pub(super) fn cell(backend: &str, proofs: Proofs, (concurrency, new_tokens): (us
         rows_us_per_token: rows,
         proof_us_per_token: proof,
         overhead: proven.then(|| Overhead {
-            pairs: 12,
             time_pct: if http { around(31.0 - busy, 2.4) } else { around(0.32 + busy * 0.02, 0.5) },
-            ttft_pct: if http { around(2.0, 2.5) } else { around(0.1, 0.9) },
-            cpu_us_per_token: if http { around(1440.0, 80.0) } else { around(24.0, 9.0) },
+            ..overhead(backend)
         }),
     }
 }
@@ -110,16 +130,35 @@ pub(super) fn distribution(count: usize, middle: f64, wide: f64) -> Distribution
     Distribution { count, mean: middle * (1.0 + wide * wide), p50: at(50.0), p99: at(99.0), percentiles }
 }
 
-/// Four honest variants and two controls.
+/// Four honest variants, one maker at the edge for each thing that may become of it, and two controls.
 pub(super) fn matrix() -> Matrix {
     matrix_of(
         &["candle kv=bf16", "candle kv=fp8_e4m3", "candle kv=fp8_e4m3 chunk=16", "sglang"],
+        &["noise of 3 %", "no layer 8", "int4 weights"],
         &["candle q4_0 weights", "candle one layer less"],
     )
 }
 
-/// Ten honest variants with long names and two controls.
+/// All that a run has.
 pub(super) fn large_matrix() -> Matrix {
+    matrix_of(
+        &[
+            "candle",
+            "candle batch=2",
+            "candle chunk=16",
+            "candle kv=bf16",
+            "candle kv=fp8_e4m3",
+            "candle tp=3",
+            "candle weights=bf16",
+            "sglang",
+        ],
+        &["noise of 3 %", "no layer 8", "int4 weights"],
+        &["another seed", "int2 weights", "no first layer"],
+    )
+}
+
+/// Ten honest variants with long names, which stand upright.
+pub(super) fn wide_matrix() -> Matrix {
     let names: Vec<String> = (0..10)
         .map(|place| {
             let (kv, chunk) = (["bf16", "fp8_e4m3"][place % 2], 16 << (place / 2));
@@ -127,30 +166,34 @@ pub(super) fn large_matrix() -> Matrix {
         })
         .collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    matrix_of(&names, &["candle q4_0 weights chunk=16", "candle one layer less"])
+    matrix_of(
+        &names,
+        &["candle noise of 3 % kv=fp8_e4m3 chunk=16"],
+        &["candle q4_0 weights chunk=16", "candle one layer less"],
+    )
 }
 
-pub(super) fn matrix_of(honest: &[&str], controls: &[&str]) -> Matrix {
-    let variant = |control| {
-        move |name: &&str| Variant {
-            name: (*name).into(),
-            flags: format!("--variant {}", name.replace(' ', "-")),
-            control,
-        }
-    };
-    let variants: Vec<Variant> = honest.iter().map(variant(false)).chain(controls.iter().map(variant(true))).collect();
+/// Makers at the edge are accepted, rejected and split in turns.
+pub(super) fn matrix_of(honest: &[&str], edges: &[&str], controls: &[&str]) -> Matrix {
+    let variant =
+        |name: &str, role| Variant { name: name.into(), flags: format!("--variant {}", name.replace(' ', "-")), role };
+    let roles = [(honest, Role::Honest), (controls, Role::Control), (edges, Role::Edge)];
+    let variants: Vec<Variant> =
+        roles.iter().flat_map(|(names, role)| names.iter().map(|name| variant(name, *role))).collect();
+    let edge = |maker: &Variant| edges.iter().position(|name| *name == maker.name).unwrap_or_default() % 3;
     let cell = |maker: &Variant, verifier: &str, far: usize| {
-        let mean = match (maker.control, maker.name == verifier) {
-            (true, _) => 68.0 + far as f64 * 2.3,
-            (false, true) => 0.0,
-            (false, false) => 2.1 + far as f64 * 1.7,
+        let (mean, passed) = match maker.role {
+            Role::Control => (68.0 + far as f64 * 2.3, 0),
+            Role::Edge => [(13.0 + far as f64, 16), (45.5 + far as f64, 0), (38.0 + far as f64, 8)][edge(maker)],
+            Role::Honest if maker.name == verifier => (0.0, 16),
+            Role::Honest => (2.1 + far as f64 * 1.7, 16),
         };
         MatrixCell {
             maker: maker.name.clone(),
             verifier: verifier.into(),
-            control: maker.control,
+            role: maker.role,
             answers: 16,
-            passed: if maker.control { 0 } else { 16 },
+            passed,
             batches: 128,
             mismatches_mean: mean,
             mismatches_p99: mean * 1.5,
