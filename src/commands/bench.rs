@@ -124,7 +124,7 @@ async fn run(
         prompts: prompts.collect(),
         new_tokens,
         proofs: if proofs { Proofs::Host } else { Proofs::Off },
-        streamed: false,
+        streamed: true,
         topk: DEFAULT_TOPK,
     };
     // A turn forgets the peak before it.

@@ -31,7 +31,8 @@ pub struct Cell {
     pub last_token_to_response_ms: Distribution,
     /// Answer tokens of all requests over the whole time of a turn, a second; median of turns.
     pub tok_s: f64,
-    /// The same without first tokens, from the moment when all requests had theirs; median of turns.
+    /// The same without first tokens, from the moment when all requests had theirs; median of turns. The same where answers come
+    /// whole.
     pub decode_tok_s: f64,
     /// Processor time a token, microseconds, prompts included; median of turns.
     pub cpu_us_per_token: Processes<f64>,
@@ -94,7 +95,7 @@ pub struct Distribution {
 pub struct Overhead {
     /// Pairs of turns.
     pub pairs: usize,
-    /// More time a token after the first, %.
+    /// More time a token after the first, %; of answers that come whole, of all tokens.
     pub time_pct: Estimate,
     /// More time to the first token, %.
     pub ttft_pct: Estimate,

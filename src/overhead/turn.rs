@@ -35,9 +35,9 @@ pub struct Turn {
     pub prompt_tokens: usize,
     /// From the first request to the last response, seconds.
     pub seconds: f64,
-    /// Of that, from the moment when all had their first token.
+    /// Of that, from the moment when all had their first token; all of it where answers come whole.
     pub decode_seconds: f64,
-    /// Tokens of all answers but their first ones.
+    /// Tokens of all answers but their first ones; those too where answers come whole.
     pub decode_tokens: usize,
     /// To each answer's first token, milliseconds.
     pub ttft_ms: Vec<f64>,
@@ -82,7 +82,12 @@ pub async fn take(backend: &Arc<dyn Backend>, ask: Ask) -> Result<Turn, AnswerEr
         answers.push(answer.unwrap_or(Err(AnswerError::Short { tokens: 0, wanted: new_tokens }))?);
     }
     let (cpu_us, other_cpu_us) = cpu.since();
-    Ok(Turn { cpu_us, other_cpu_us, peak_rss_bytes: machine::peak_memory().unwrap_or_default(), ..summed_up(&answers) })
+    Ok(Turn {
+        cpu_us,
+        other_cpu_us,
+        peak_rss_bytes: machine::peak_memory().unwrap_or_default(),
+        ..summed_up(&answers, streamed)
+    })
 }
 
 /// What the threads are called that compute a model: the engine's own, its ranks', and those that they share work with.
@@ -114,9 +119,11 @@ impl CpuTimes {
     }
 }
 
-fn summed_up(answers: &[Answer]) -> Turn {
+fn summed_up(answers: &[Answer], streamed: bool) -> Turn {
     let asked = answers.iter().map(|answer| answer.asked).min();
-    let all_begun = answers.iter().map(Answer::first).max();
+    // Of answers that come whole it is not known when they began.
+    let all_begun = if streamed { answers.iter().map(Answer::first).max() } else { asked };
+    let first_tokens = if streamed { answers.len() } else { 0 };
     let responded = answers.iter().map(|answer| answer.responded).max();
     let between = |from: Option<_>, to: Option<std::time::Instant>| {
         to.zip(from).map_or(0.0, |(to, from)| to.saturating_duration_since(from).as_secs_f64())
@@ -130,7 +137,7 @@ fn summed_up(answers: &[Answer]) -> Turn {
         prompt_tokens: sum(|answer| answer.commitment.toploc.prompt_ids.len()),
         seconds: between(asked, responded),
         decode_seconds: between(all_begun, responded),
-        decode_tokens: tokens - answers.len().min(tokens),
+        decode_tokens: tokens - first_tokens.min(tokens),
         ttft_ms: answers.iter().map(|answer| ms(answer.first() - answer.asked)).collect(),
         token_ms: answers.iter().flat_map(Answer::token_times).map(ms).collect(),
         last_token_to_response_ms: answers.iter().map(|answer| ms(answer.responded - answer.last())).collect(),

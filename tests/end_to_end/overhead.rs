@@ -109,7 +109,8 @@ async fn a_serve_elsewhere_is_measured_from_outside() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = overhead(folder.path());
     command.args(["--serve-url", &serve.url(), "--backend", "sglang", "--serve-api-key", "sk-secret", "--whole"]);
-    let done = run(command.arg("--matrix-answers").arg("1")).await;
+    command.args(["--matrix-answers", "1"]);
+    let done = run(command).await;
     let errors = String::from_utf8(done.stderr).unwrap();
     assert_eq!(done.status.code(), Some(0), "{errors}");
     let run: Run = read(folder.path(), "run.json");
@@ -159,6 +160,6 @@ fn what_cannot_be_measured_is_said_in_one_line() {
     fails(&["--prompts", &prompts("c", "{\"messages\":[]}")], &output, "line 1 of ");
     fails(&["--prompts", &prompts("d", "\n\n")], &output, "has no prompts");
     fails(&[], &path("file"), "cannot make the folder");
-    let long = format!("{{\"prompt\":\"{}\"}}", "word ".repeat(3000));
-    fails(&["--prompts", &prompts("e", &long)], &output, "do not fit the context of 2048");
+    let long = format!("{{\"prompt\":\"{}\"}}", "word ".repeat(150_000));
+    fails(&["--prompts", &prompts("e", &long)], &output, "do not fit the context of ");
 }

@@ -57,18 +57,24 @@ pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode>
     std::fs::create_dir_all(&args.output)
         .map_err(|e| anyhow!("cannot make the folder {}: {e}", args.output.display()))?;
     let mut measurement = Measurement { args, spec, checkpoint, chat, sides: Sides::default() };
-    let about = measurement.start(&backends, longest, at_once).await?;
-    if longest > about.context {
-        bail!(
-            "{longest} tokens do not fit the context of {}; lower --new-tokens, or give shorter prompts",
-            about.context
-        );
+    if let Some(checkpoint) = &measurement.checkpoint {
+        check_length(longest, ServedModel::of(checkpoint)?.context)?;
     }
+    let about = measurement.start(&backends, longest, at_once).await?;
+    // A serve's may be shorter than its model's.
+    check_length(longest, about.context)?;
     let prompts = match prompts {
         Some(prompts) => prompts,
         None => prompts::random(about.vocab, measurement.args.prompt_tokens),
     };
     measurement.measure(&backends, prompts, about).await
+}
+
+fn check_length(longest: usize, context: usize) -> anyhow::Result<()> {
+    if longest > context {
+        bail!("{longest} tokens do not fit the context of {context}; lower --new-tokens, or give shorter prompts");
+    }
+    Ok(())
 }
 
 fn longest_answer(args: &BenchOverheadArgs) -> usize {
@@ -209,7 +215,7 @@ impl Measurement {
                 bail!("the serve {serve} cannot be measured: {}; engy-miner doctor says more", fault.what);
             }
             let version = findings.iter().find(|finding| finding.topic == "version");
-            described.push(format!("sglang {} at {serve}", version.map_or("?", |finding| &finding.what)));
+            described.push(format!("{} at {serve}", version.map_or("sglang", |finding| &finding.what)));
         }
         Ok(described.join(", "))
     }

@@ -1,4 +1,4 @@
-//! What hidden states and proofs take by themselves, in process and over HTTP: processor time, and bytes.
+//! What hidden states take on their way to the proof, in process and over HTTP: processor time, and bytes.
 
 use super::answer::{IN_PROCESS, OVER_HTTP, place};
 use super::number::{bytes, extent, interval, micros_in_words, number, range};
@@ -30,8 +30,12 @@ pub(super) fn processor_time(view: &View<'_>, backends: &[&str]) -> Option<Strin
     let compared = here.zip(there).and_then(|(here, there)| ratio(here, there, serve_unknown));
     let compared = compared.map_or_else(String::new, |compared| format!(": {compared}"));
     let unknown = if serve_unknown { "; what it costs the serve is not known, and not in it" } else { "" };
+    let folding = extent(view.cells.iter().filter(|cell| cell.mode().is_proven()).map(|cell| cell.proof_us_per_token));
+    let folding = folding.map_or_else(String::new, |(low, high)| {
+        format!(" Folding them into proofs takes {} more.", range([low, high], |value| format!("{} µs", number(value))))
+    });
     Some(format!(
-        "Aside from the model's own work, hidden states and proofs {verb} {}{compared}{unknown}.",
+        "On their way to the proof, hidden states {verb} {}{compared}{unknown}.{folding}",
         parts.join(", and ")
     ))
 }

@@ -35,8 +35,9 @@ fn costs(view: &View<'_>) -> Table {
     let each = sorted(view).into_iter();
     let each = each.filter_map(|cell| Some(row(&cell.backend, cell.load().name(), cell.overhead.as_ref()?)));
     let mut note = "Turns with proofs against turns without that followed one another: estimate (95 % interval). Processor \
-                    time in microseconds a token: that of hidden states and proofs, without the model's threads but with \
-                    copying rows out, and that of all threads, in which the model's own work varies by more."
+                    time in microseconds a token: that of hidden states on their way to the proof (threads other than the \
+                    model's, and copying rows out, without folding), and that of all threads, in which the model's own work \
+                    varies by more."
         .to_owned();
     if view.lacks_intervals() {
         note = format!("{note} {NO_INTERVAL}");
@@ -50,7 +51,7 @@ fn costs(view: &View<'_>) -> Table {
             "pairs",
             "time a token",
             "time to first token",
-            "hidden states and proofs, µs",
+            "hidden states, µs",
             "all threads, µs",
         ]),
         names: 2,

@@ -50,9 +50,9 @@ fn all_of_it() {
             "Over HTTP (sglang), proofs add 26.4 % (95 % interval 25.1 to 27.8) to the time of a token after the first over 48 \
              pairs of turns: that is more than chance explains; the worst of 4 loads has 30.0 % (95 % interval 27.6 to 32.6), \
              with one request at a time, 256 tokens an answer.",
-            "Aside from the model's own work, hidden states and proofs take 23.0 µs (95 % interval 21.5 to 24.6) of processor \
+            "On their way to the proof, hidden states take 23.0 µs (95 % interval 21.5 to 24.6) of processor \
              time a token in process (candle), and 1,460 µs (95 % interval 1,430 to 1,493) over HTTP (sglang): in process it is \
-             63.5 times less.",
+             63.5 times less. Folding them into proofs takes 21.0 µs more.",
             "Hidden states cross HTTP as 31.4 kB of JSON a token, 6.1 times the 5.12 kB of bf16; the proof takes 10.8 B.",
             "Cross-verification: all 16 honest pairs of maker and verifier pass (worst batch: 12 mismatches, 40 are allowed); all \
              8 pairs with a control are rejected (the closest has 68.0 mismatches a batch on average).",
@@ -114,17 +114,19 @@ fn processor_time_is_compared_where_both_are_above_nothing() {
     let near = processor_time(around(6.2, 1.0), around(358.0, 12.0));
     assert_eq!(
         near,
-        "Aside from the model's own work, hidden states and proofs take 6.2 µs (95 % interval 5.2 to 7.3) of processor time a \
-         token in process (candle), and 358 µs (95 % interval 346 to 371) over HTTP (sglang): in process it is 57.7 times less."
+        "On their way to the proof, hidden states take 6.2 µs (95 % interval 5.2 to 7.3) of processor time a \
+         token in process (candle), and 358 µs (95 % interval 346 to 371) over HTTP (sglang): in process it is 57.7 times less. \
+         Folding them into proofs takes 21.0 µs more."
     );
     let none = processor_time(around(-1.5, 2.0), around(358.0, 12.0));
     assert_eq!(
         none,
-        "Aside from the model's own work, hidden states and proofs change the processor time of a token by -1.5 µs (95 % \
-         interval -3.5 to 0.7) in process (candle), and 358 µs (95 % interval 346 to 371) over HTTP (sglang)."
+        "On their way to the proof, hidden states change the processor time of a token by -1.5 µs (95 % \
+         interval -3.5 to 0.7) in process (candle), and 358 µs (95 % interval 346 to 371) over HTTP (sglang). Folding them \
+         into proofs takes 21.0 µs more."
     );
     let doubtful = processor_time(around(2.0, 3.0), around(400.0, 12.0));
-    assert!(doubtful.ends_with("in process it is 200 times less, though not beyond chance."), "{doubtful}");
+    assert!(doubtful.contains("in process it is 200 times less, though not beyond chance. Folding"), "{doubtful}");
     assert!(processor_time(alone(30.0), alone(10.0)).ends_with(": in process it is 3.0 times more."));
     assert!(processor_time(alone(10.0), alone(10.1)).ends_with(": in process it is about as much."));
     assert!(processor_time(alone(0.0), alone(10.0)).ends_with("over HTTP (sglang)."));
@@ -160,8 +162,9 @@ fn a_serve_that_runs_elsewhere() {
     let said = texts(sample::run().overhead, &[cell.clone()], None);
     assert_eq!(
         said[1],
-        "Aside from the model's own work, hidden states and proofs take 1,460 µs (95 % interval 1,430 to 1,493) of processor \
-         time a token over HTTP (sglang); what it costs the serve is not known, and not in it."
+        "On their way to the proof, hidden states take 1,460 µs (95 % interval 1,430 to 1,493) of processor \
+         time a token over HTTP (sglang); what it costs the serve is not known, and not in it. Folding them into proofs takes \
+         21.0 µs more."
     );
     let both = texts(sample::run().overhead, &[cell, sample::cell("candle", Proofs::Host, (1, 64))], None);
     assert!(both[2].contains(": in process it is at least 63.5 times less; what it costs the serve"), "{both:?}");
