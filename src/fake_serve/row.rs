@@ -1,7 +1,7 @@
 //! Rows of hidden states and their text.
 //!
-//! A serve turns bf16 into Python floats and these into the shortest decimal text that reads back as the same f64. There
-//! are only 65,536 values, so their texts are made once.
+//! A serve turns bf16 into Python floats and these into the shortest decimal text that reads back as the same f64. Of a backend's rows each
+//! number is formatted; for made-up rows, of which tests write many, the texts of all 65,536 values are made once.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -55,7 +55,10 @@ impl Row {
         let start = out.len();
         match self {
             Self::Seeded { state, hidden } => seeded::row(*state, *hidden, |value| text(value, out)),
-            Self::Held { .. } => self.values().into_iter().for_each(|value| text(value, out)),
+            // One by one, as a serve's JSON library does it: what that takes is measured.
+            Self::Held { rows, index } => {
+                rows.iter().nth(*index).unwrap_or_default().iter().for_each(|value| format(*value, out));
+            }
             Self::Damaged { row, damage } => damage.write(&row.values(), out),
         }
         // The comma after the last value.
@@ -94,7 +97,14 @@ struct Texts {
     places: Vec<Range<u32>>,
 }
 
-/// Appends a value's text and a comma.
+/// Formats a value and appends it, and a comma.
+fn format(value: bf16, out: &mut Vec<u8>) {
+    // Not finite: null, here as in orjson. Writing to memory does not fail.
+    let _ = serde_json::to_writer(&mut *out, &value.to_f64());
+    out.push(b',');
+}
+
+/// Appends a value's text and a comma, as [`format`] does, from memory.
 fn text(value: bf16, out: &mut Vec<u8>) {
     static TEXTS: OnceLock<Texts> = OnceLock::new();
     let texts = TEXTS.get_or_init(Texts::new);
@@ -108,10 +118,7 @@ impl Texts {
         let (mut bytes, mut places) = (Vec::new(), Vec::with_capacity(1 << 16));
         for bits in 0..=u16::MAX {
             let start = bytes.len() as u32;
-            // Not finite: null, here as in orjson.
-            let text = serde_json::to_string(&bf16::from_bits(bits).to_f64()).unwrap_or_else(|_| "null".into());
-            bytes.extend_from_slice(text.as_bytes());
-            bytes.push(b',');
+            format(bf16::from_bits(bits), &mut bytes);
             places.push(start..bytes.len() as u32);
         }
         Self { bytes, places }

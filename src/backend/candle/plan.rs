@@ -76,8 +76,8 @@ pub(super) struct OutputRow {
 /// What a step computed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct StepOutput {
-    /// `[rows, hidden]`: of the outputs whose fin is wanted, in their order.
-    pub(super) fin: Vec<bf16>,
+    /// `[hidden]` each: of the outputs whose fin is wanted, in their order. A row is made once, and given away as it is.
+    pub(super) fin: Vec<Vec<bf16>>,
     /// How long it took to bring these out of the model.
     pub(super) fin_time: Duration,
     /// Of the outputs whose logits are wanted, in their order.

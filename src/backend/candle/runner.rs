@@ -111,7 +111,7 @@ where
             let getting = Instant::now();
             let wanted = plan.outputs.iter().enumerate().filter(|(_, output)| output.fin).map(|(at, _)| at);
             // Before the logits, whose table sweeps it out of the processor's caches.
-            let rows = narrow_rows(&fin, &wanted.collect::<Vec<_>>())?;
+            let rows = narrow_rows(&fin, wanted)?;
             let fin_time = getting.elapsed();
             Ok(StepOutput { fin: rows, fin_time, logits: self.logits(plan, &fin)? })
         };

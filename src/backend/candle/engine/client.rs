@@ -85,19 +85,11 @@ impl GenerationClient {
         self.sampler.choose(logits).filter(|id| mask.allows(*id)).ok_or_else(broken)
     }
 
-    /// A row of its own for the reader.
-    fn copy(&mut self, row: &[bf16], hidden: usize) -> Option<FinRows> {
-        let copying = Instant::now();
-        let fin = FinRows::new(hidden, row.to_vec());
-        self.rows += if row.is_empty() { Duration::ZERO } else { copying.elapsed() };
-        fin
-    }
-
     /// Chooses the next id and tells the reader. `None` when the answer has ended.
     pub(super) fn advance(
         &mut self,
         logits: RowLogits,
-        row: &[bf16],
+        row: Vec<bf16>,
         hidden: usize,
         began: Instant,
         cached_tokens: impl FnOnce() -> usize,
@@ -123,7 +115,7 @@ impl GenerationClient {
                 *self.first.insert(now)
             }
         };
-        let fin = self.copy(row, hidden)?;
+        let fin = FinRows::new(hidden, row)?;
         let logprobs = raw.map(|(k, logits)| token_logprobs(&logits, id, k)).into_iter().collect();
         self.sender.send(Ok(GenerationEvent::Tokens { ids: vec![id], fin, logprobs }));
         self.left = self.left.saturating_sub(1);

@@ -283,16 +283,16 @@ impl Engine {
             }
         };
         let StepOutput { fin, fin_time, logits } = output;
-        let mut rows = fin.chunks_exact(self.config.hidden);
-        let time_a_row = fin_time / u32::try_from(rows.len()).unwrap_or(u32::MAX).max(1);
+        let time_a_row = fin_time / u32::try_from(fin.len()).unwrap_or(u32::MAX).max(1);
+        let mut rows = fin.into_iter();
         let mut logits = logits.into_iter();
         for (use_, output) in uses.iter().zip(&plan.outputs) {
             let logits = if use_.chooses { logits.next() } else { None };
-            let row = if output.fin { rows.next().unwrap_or_default() } else { &[] };
+            let row = if output.fin { rows.next().unwrap_or_default() } else { Vec::new() };
             let ended = match self.clients.get_mut(&use_.sequence) {
                 None => true,
                 Some(Client::Rows(client)) => {
-                    client.rows.extend_from_slice(row);
+                    client.rows.extend(row);
                     client.rows.len() >= client.wanted
                 }
                 Some(Client::Generation(client)) => {
@@ -327,10 +327,12 @@ impl Engine {
     fn check_output(&self, output: StepOutput, plan: &StepPlan, uses: &[RowUse]) -> Result<StepOutput, StepError> {
         let chosen = uses.iter().filter(|use_| use_.chooses).count();
         let wanted = plan.outputs.iter().filter(|output| output.fin).count();
-        let (rows, want) = (output.fin.len(), wanted * self.config.hidden);
-        if rows != want || output.logits.len() != chosen {
+        let rows = output.fin.iter().filter(|row| row.len() == self.config.hidden).count();
+        if (rows, output.fin.len(), output.logits.len()) != (wanted, wanted, chosen) {
             return Err(StepError::step(format!(
-                "the model gave {rows} values of fin and {} rows of logits where {want} and {chosen} were planned",
+                "the model gave {} rows of fin, {rows} of them of the right width, and {} of logits where {wanted} and {chosen} \
+                 were planned",
+                output.fin.len(),
                 output.logits.len()
             )));
         }

@@ -46,7 +46,11 @@ impl StepRunner for Scripted {
         }
         let logits = RowLogits::All((0..VOCAB).map(|id| if id == 3 { 1.0 } else { other }).collect());
         let chosen = plan.outputs.iter().filter(|output| output.logits != LogitsWanted::Nothing).count();
-        Ok(StepOutput { fin: vec![bf16::ONE; rows * HIDDEN], logits: vec![logits; chosen], ..StepOutput::default() })
+        Ok(StepOutput {
+            fin: vec![vec![bf16::ONE; HIDDEN]; rows],
+            logits: vec![logits; chosen],
+            ..StepOutput::default()
+        })
     }
 }
 
@@ -128,7 +132,7 @@ async fn read(mut generation: Generation) -> (usize, Option<BackendError>) {
 
 #[tokio::test]
 async fn a_failed_step_ends_its_requests_and_no_others() {
-    for (fault, named) in [(Fault::Step, "a number overflowed"), (Fault::WrongRows, "values of fin")] {
+    for (fault, named) in [(Fault::Step, "a number overflowed"), (Fault::WrongRows, "rows of fin")] {
         let (engine, gate) = engine(5, fault);
         let open: Vec<_> = (0..3).map(|_| generate(&engine, request(50))).collect();
         drop(gate);

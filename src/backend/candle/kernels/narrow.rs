@@ -5,32 +5,31 @@ use half::bf16;
 
 use super::rows::Rows;
 
-/// Some rows of a tensor `[rows, width]`, rounded to bf16, one after the other.
+/// Some rows of a tensor `[rows, width]`, rounded to bf16.
 ///
 /// On the processor they are read where they stand: a step of few rows would otherwise spend more on tensors between than on the
 /// numbers.
-pub(in crate::backend::candle) fn narrow_rows(tensor: &Tensor, wanted: &[usize]) -> Result<Vec<bf16>> {
-    let (count, width) = tensor.dims2()?;
-    if wanted.is_empty() {
-        return Ok(Vec::new());
-    }
+pub(in crate::backend::candle) fn narrow_rows(
+    tensor: &Tensor,
+    wanted: impl Iterator<Item = usize>,
+) -> Result<Vec<Vec<bf16>>> {
     if tensor.dtype() == DType::F32
         && let (storage, layout) = tensor.storage_and_layout()
         && let Storage::Cpu(storage) = &*storage
     {
         let rows = Rows::new(storage, layout)?;
-        let mut narrow = Vec::with_capacity(wanted.len() * width);
-        for &row in wanted {
-            narrow.extend(rows.row(row).iter().map(|x| round(*x)));
-        }
-        return Ok(narrow);
+        return Ok(wanted.map(|row| rows.row(row).iter().map(|x| round(*x)).collect()).collect());
     }
-    if wanted.len() == count {
-        return tensor.to_dtype(DType::BF16)?.flatten_all()?.to_vec1();
+    let wanted: Vec<u32> = wanted.filter_map(|row| u32::try_from(row).ok()).collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
     }
-    let wanted: Vec<u32> = wanted.iter().filter_map(|row| u32::try_from(*row).ok()).collect();
-    let rows = tensor.index_select(&Tensor::new(wanted, tensor.device())?, 0)?;
-    rows.to_dtype(DType::BF16)?.flatten_all()?.to_vec1()
+    let rows = if wanted.len() == tensor.dims2()?.0 {
+        tensor.clone()
+    } else {
+        tensor.index_select(&Tensor::new(wanted, tensor.device())?, 0)?
+    };
+    rows.to_dtype(DType::BF16)?.to_vec2()
 }
 
 /// To the nearest, of two as near the even one; no number stays none. Without a branch, so that several are rounded at once.
@@ -70,10 +69,12 @@ mod tests {
         for tensor in [whole, part] {
             let all = tensor.to_dtype(DType::BF16).unwrap().to_vec2::<bf16>().unwrap();
             for wanted in [vec![], vec![4], vec![0, 2, 5], (0..6).collect()] {
-                let expected: Vec<bf16> = wanted.iter().flat_map(|row| all[*row].clone()).collect();
-                assert_eq!(narrow_rows(&tensor, &wanted).unwrap(), expected);
+                let expected: Vec<Vec<bf16>> = wanted.iter().map(|row: &usize| all[*row].clone()).collect();
+                assert_eq!(narrow_rows(&tensor, wanted.iter().copied()).unwrap(), expected);
+                let doubles = tensor.to_dtype(DType::F64).unwrap();
+                assert_eq!(narrow_rows(&doubles, wanted.into_iter()).unwrap(), expected, "not where they stand");
             }
         }
-        assert!(narrow_rows(&Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap(), &[0]).is_err());
+        assert!(narrow_rows(&Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap(), [0].into_iter()).is_err());
     }
 }
