@@ -2,9 +2,14 @@
 //!
 //! In: prompts, and backends. Out: [`Cell`]s, one a backend, mode and load, and a report of them. What must never happen: modes
 //! that are measured one after the other, figures of different work side by side, and an estimate without its interval.
+//!
+//! `answer` reads one answer as a miner does, `turn` several at once, `comparison` orders turns, `process` has each backend take its
+//! own in a process of its own; `figures` and `statistics` sum them up as `results`, which `report` shows. `matrix` has makers judged
+//! by verifiers.
 
 mod answer;
 mod comparison;
+mod figures;
 mod matrix;
 mod process;
 pub mod report;

@@ -44,6 +44,9 @@ pub(super) struct Sampling<'a> {
     stop_token_ids: &'a [u32],
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     stop: &'a [String],
+    /// Where nothing but its length ends the answer: the serve's own ids must not, either. With it a serve looks at no id of ours.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    ignore_eos: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_interval: Option<usize>,
     /// Versions that lack it refuse it; see [`super::probe::Version`].
@@ -88,6 +91,7 @@ impl<'a> GenerateBody<'a> {
                 frequency_penalty: request.sampling.frequency_penalty,
                 stop_token_ids: &request.stop_ids,
                 stop: &request.stop,
+                ignore_eos: request.stop_ids.is_empty(),
                 stream_interval: shape.stream_interval,
                 // Serves take seeds of 63 bits.
                 sampling_seed: request.sampling.seed.filter(|_| shape.knows_seed).map(|seed| (seed >> 1).cast_signed()),
@@ -125,6 +129,20 @@ mod tests {
                 }
             })
         );
+    }
+
+    #[test]
+    fn an_answer_that_no_id_ends_goes_on_behind_the_serves_own() {
+        let shape = Shape { max_new_tokens: 9, stream_interval: None, knows_seed: false };
+        let said = |request: &GenerationRequest| {
+            serde_json::to_value(GenerateBody::new("engy-0", &[1], request, shape)).unwrap()["sampling_params"]
+                .get("ignore_eos")
+                .cloned()
+        };
+        let mut request = GenerationRequest::greedy(vec![1], 9);
+        assert_eq!(said(&request), Some(json!(true)));
+        request.stop_ids.push(2);
+        assert_eq!(said(&request), None);
     }
 
     #[test]

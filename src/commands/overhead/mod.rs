@@ -4,13 +4,13 @@
 //! Prompts (`prompts`) go to them in turns; the matrix of makers and verifiers (`variants`) is computed here afterwards.
 
 mod command_line;
+mod files;
 mod prompts;
 mod sides;
 mod variants;
 
 use std::collections::HashSet;
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,8 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::{BackendKind, BenchOverheadArgs};
 use crate::machine;
 use crate::overhead::{
-    Account, COMPUTE_THREADS, Comparison, Load, Machine, Mode, Process, Proofs, Run, Turn, TurnRecord, report,
+    Account, BackendOverhead, COMPUTE_THREADS, Comparison, Load, Machine, Mode, Process, Proofs, Run, Turn, TurnRecord,
+    report,
 };
 use crate::spec::{DEMO_MODEL, ModelSpec};
 
@@ -46,7 +47,7 @@ pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode>
     let prompts = chat.as_ref().map(|chat| prompts::read(args.prompts.as_deref(), chat)).transpose()?;
     let longest_prompt = prompts.iter().flatten().map(Vec::len).max().unwrap_or(args.prompt_tokens);
     let longest = longest_prompt + longest_answer(&args);
-    make_room(&mut args.engine, at_once, longest);
+    make_room(&mut args.engine, at_once, longest.max(variants::LONGEST_TOKENS));
     // Each turn reads all of its prompts: those before had the same.
     args.engine.prefix_cache_tokens.get_or_insert(0);
     if let Some(side) = args.side {
@@ -138,6 +139,18 @@ impl Sides {
     }
 }
 
+/// All turns.
+struct Taken {
+    records: Vec<TurnRecord>,
+    /// Seconds since 1970.
+    began: u64,
+    /// How long they took.
+    seconds: f64,
+    /// Share of the machine that other programs used.
+    others: f64,
+    interrupted: bool,
+}
+
 struct Measurement {
     args: BenchOverheadArgs,
     spec: ModelSpec,
@@ -227,63 +240,11 @@ impl Measurement {
         about: About,
     ) -> anyhow::Result<ExitCode> {
         let comparison = self.comparison(backends, prompts);
-        let stopped = Arc::new(AtomicBool::new(false));
-        let (interrupted, stop) = (super::interrupted(), Arc::clone(&stopped));
-        tokio::spawn(async move {
-            interrupted.await;
-            stop.store(true, Ordering::Relaxed);
-        });
-        let bar = bar(comparison.bound);
-        bar.set_message("warming up");
-        for mode in &comparison.modes {
-            let load = Load { concurrency: 1, new_tokens: 8 };
-            let prompts = comparison.prompts.iter().take(load.concurrency).cloned().collect();
-            let Load { new_tokens, .. } = load;
-            let (streamed, topk) = (comparison.streamed, comparison.topk);
-            let ask = crate::overhead::Ask { prompts, new_tokens, proofs: mode.proofs, streamed, topk };
-            self.sides.turn(mode, ask).await?;
-        }
-        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let (started, busy, cpu) = (Instant::now(), machine::busy_time(), machine::cpu_time());
-        let told = |record: &TurnRecord| {
-            bar.set_position(started.elapsed().as_secs());
-            bar.set_message(said(record));
-        };
-        let stop = || stopped.load(Ordering::Relaxed);
-        let sides = &mut self.sides;
-        let records = comparison.run(async |mode, ask| sides.turn(mode, ask).await, told, stop).await?;
-        let seconds = started.elapsed().as_secs_f64();
-        bar.finish_and_clear();
+        let taken = self.take_turns(&comparison).await?;
         self.sides.end_backends().await;
-        if records.is_empty() {
-            bail!("it was interrupted before anything was measured");
-        }
-        let ours = records.iter().map(|record| record.turn.cpu_us + record.serve.map_or(0.0, |serve| serve.cpu_us));
-        let ours = Duration::from_secs_f64(ours.sum::<f64>() / 1e6) + machine::cpu_time().saturating_sub(cpu);
-        let busy = machine::busy_time().zip(busy).map(|(now, then)| now.saturating_sub(then));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let others = busy.map_or(0.0, |busy| busy.saturating_sub(ours).as_secs_f64() / (seconds * cores as f64));
-        let run = Run {
-            command: command_line::shown(std::env::args()),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            began,
-            seconds,
-            machine: Machine {
-                processor: machine::processor(),
-                cores,
-                memory_bytes: machine::memory().map_or(0, |memory| memory.total),
-                system: machine::system(),
-            },
-            model: self.model(),
-            hidden: about.hidden,
-            topk: self.spec.toploc.k,
-            serve: self.sides.described.clone(),
-            others: others.clamp(0.0, 1.0),
-            overhead: comparison.overhead(&records),
-        };
-        let cells = comparison.cells(&records, about.hidden);
         let matrix = match self.args.matrix_answers {
-            _ if stopped.load(Ordering::Relaxed) => None,
+            // Whoever interrupts wants what there is.
+            _ if taken.interrupted => None,
             0 => None,
             answers => {
                 self.have_prompts_returned().await?;
@@ -293,20 +254,71 @@ impl Measurement {
         if let Some(serve) = self.sides.serve.take() {
             serve.end().await;
         }
+        let run = self.run(&taken, comparison.overhead(&taken.records), about.hidden);
+        let cells = comparison.cells(&taken.records, about.hidden);
         let folder = &self.args.output;
-        write(folder, "run.json", serde_json::to_string_pretty(&run)? + "\n")?;
-        write(folder, "results.jsonl", lines(&cells)?)?;
-        write(folder, "turns.jsonl", lines(&records)?)?;
-        if let Some(matrix) = &matrix {
-            write(folder, "matrix.json", serde_json::to_string_pretty(matrix)? + "\n")?;
-        }
-        write(folder, "report.html", report::html(&run, &cells, matrix.as_ref())?)?;
-        write(folder, "report.md", report::markdown(&run, &cells, matrix.as_ref()))?;
-        let mut out = std::io::stdout().lock();
+        files::write(folder, &run, &cells, &taken.records, matrix.as_ref())?;
         let summary = report::summary(&run, &cells, matrix.as_ref());
-        writeln!(out, "{summary}The report: {}", folder.join("report.html").display())?;
+        writeln!(std::io::stdout(), "{summary}\nThe report: {}", folder.join(files::PAGE).display())?;
         let right = matrix.is_none_or(|matrix| matrix.cells.iter().all(|cell| cell.is_right()));
         Ok(if right { ExitCode::SUCCESS } else { ExitCode::from(WRONG_VERDICTS) })
+    }
+
+    /// Has the backends take turns until the time is over, or somebody interrupts.
+    async fn take_turns(&mut self, comparison: &Comparison) -> anyhow::Result<Taken> {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (interrupted, stop) = (super::interrupted(), Arc::clone(&stopped));
+        tokio::spawn(async move {
+            interrupted.await;
+            stop.store(true, Ordering::Relaxed);
+        });
+        let bar = bar(comparison.bound);
+        bar.set_message("warming up");
+        for mode in &comparison.modes {
+            self.sides.turn(mode, comparison.warm_up(mode)).await?;
+        }
+        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (started, busy, cpu) = (Instant::now(), machine::busy_time(), machine::cpu_time());
+        let told = |record: &TurnRecord| {
+            bar.set_position(started.elapsed().as_secs());
+            bar.set_message(said(record));
+        };
+        let sides = &mut self.sides;
+        let turn = async |mode: &Mode, ask| sides.turn(mode, ask).await;
+        let records = comparison.run(turn, told, || stopped.load(Ordering::Relaxed)).await?;
+        let seconds = started.elapsed().as_secs_f64();
+        bar.finish_and_clear();
+        if records.is_empty() {
+            bail!("it was interrupted before anything was measured");
+        }
+        let theirs = records.iter().map(|record| record.turn.cpu_us + record.serve.map_or(0.0, |serve| serve.cpu_us));
+        let ours = Duration::from_secs_f64(theirs.sum::<f64>() / 1e6) + machine::cpu_time().saturating_sub(cpu);
+        let busy = machine::busy_time().zip(busy).map(|(now, then)| now.saturating_sub(then));
+        let others = busy.map_or(0.0, |busy| busy.saturating_sub(ours).as_secs_f64() / (seconds * cores() as f64));
+        let interrupted = stopped.load(Ordering::Relaxed);
+        Ok(Taken { records, began, seconds, others: others.clamp(0.0, 1.0), interrupted })
+    }
+
+    /// What was measured, where and how.
+    fn run(&self, taken: &Taken, overhead: Vec<BackendOverhead>, hidden: usize) -> Run {
+        Run {
+            command: command_line::shown(std::env::args()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            began: taken.began,
+            seconds: taken.seconds,
+            machine: Machine {
+                processor: machine::processor(),
+                cores: cores(),
+                memory_bytes: machine::memory().map_or(0, |memory| memory.total),
+                system: machine::system(),
+            },
+            model: self.model(),
+            hidden,
+            topk: self.spec.toploc.k,
+            serve: self.sides.described.clone(),
+            others: taken.others,
+            overhead,
+        }
     }
 
     /// A verifier needs the rows of its prompts: the stand-in is started anew, not trimmed.
@@ -356,14 +368,9 @@ fn said(record: &TurnRecord) -> String {
     format!("{} {proofs}, {} at once, {} tokens: {speed:.0} tok/s", mode.backend, load.concurrency, load.new_tokens)
 }
 
-fn lines<T: serde::Serialize>(objects: &[T]) -> anyhow::Result<String> {
-    let lines: Vec<String> = objects.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-    Ok(lines.join("\n") + "\n")
-}
-
-fn write(folder: &Path, name: &str, text: String) -> anyhow::Result<()> {
-    let path = folder.join(name);
-    std::fs::write(&path, text).map_err(|e| anyhow!("cannot write {}: {e}", path.display()))
+/// Processors that this program may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A bar on standard error; hidden where that is no terminal.

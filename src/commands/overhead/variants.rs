@@ -19,6 +19,8 @@ use crate::overhead::{Made, Matrix, Role, Variant, judge, make};
 const ANSWER_TOKENS: usize = 48;
 /// Tokens that a prompt is cut to: the matrix is about sums, not about texts.
 const PROMPT_TOKENS: usize = 64;
+/// The longest text of the matrix, with what a serve keeps back of its context.
+pub(super) const LONGEST_TOKENS: usize = PROMPT_TOKENS + ANSWER_TOKENS + 16;
 /// Tokens a step of the variant that reads prompts in small pieces: a prompt has several.
 const SMALL_CHUNK: usize = 16;
 /// Ranks of the variant that shares the model; the first that its shape allows.

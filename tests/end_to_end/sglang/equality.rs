@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engy_miner::backend::candle::{CandleBackend, EngineOptions};
 use engy_miner::backend::{Backend, GenerationRequest, SamplingParams, StopReason};
 use engy_miner::checkpoint::Checkpoint;
-use engy_miner::fake_serve::{Dialect, Engine, FakeServe, FakeServeConfig, Layout, PromptBlock};
+use engy_miner::fake_serve::{Dialect, Engine, FakeServe, FakeServeConfig, Layout, PromptBlock, Seeded};
 use engy_miner::proof::{Policy, ProofParams, build_proofs, verify_proofs};
 
 use super::{answer, greedy, open, read, rows_of, seeded};
@@ -65,6 +65,24 @@ async fn ends_and_log_probabilities_come_through() {
                 assert!(logprobs.logprob < 0.0 && logprobs.top.len() == 3, "{dialect:?}: {logprobs:?}");
                 assert_eq!(logprobs.top[0], (*id, logprobs.logprob), "the made-up model's best is its choice");
             }
+        }
+        serve.shut_down().await;
+    }
+}
+
+/// An answer that nothing but its length ends goes on behind the ids that end others at the serve.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_ends_of_its_own_has_none_of_the_serves() {
+    for dialect in Dialect::ALL {
+        let ids = Seeded::new(HIDDEN, 1000, 7).greedy(&[3, 4, 5], 10);
+        let (serve, _) = seeded(dialect, HIDDEN, |config| config.eos_ids = vec![ids[4]]).await;
+        let backend = open(&[&serve], HIDDEN, |options| options.chunk = 3).await.unwrap();
+        for streamed in [false, true] {
+            let got = answer(&backend, greedy(&[3, 4, 5], 10, streamed)).await.unwrap();
+            assert_eq!((&got.ids, got.reason), (&ids, StopReason::Length), "{dialect:?} {streamed}");
+            let ending = GenerationRequest { stop_ids: vec![ids[4]], ..greedy(&[3, 4, 5], 10, streamed) };
+            let got = answer(&backend, ending).await.unwrap();
+            assert_eq!((&got.ids[..], got.reason), (&ids[..5], StopReason::StopId(ids[4])), "{dialect:?} {streamed}");
         }
         serve.shut_down().await;
     }
