@@ -76,6 +76,14 @@ pub fn busy_time() -> Option<Duration> {
     Some(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
 }
 
+/// The machine's processors, those too that this program may not use; `None` where the system does not tell.
+#[must_use]
+pub fn processors() -> Option<usize> {
+    let text = fs::read_to_string("/proc/stat").ok()?;
+    let count = text.lines().filter(|line| line.strip_prefix("cpu").is_some_and(|rest| !rest.starts_with(' '))).count();
+    (count > 0).then_some(count)
+}
+
 /// The processor's name; empty where the system does not tell.
 #[must_use]
 pub fn processor() -> String {
@@ -156,6 +164,7 @@ mod tests {
             peak > 256 << 20 && std::hint::black_box(&block).iter().map(|x| u64::from(*x)).sum::<u64>() == 256 << 20
         );
         assert!(cpu_time() > before && busy_time().unwrap() > Duration::ZERO);
+        assert!(processors().unwrap() >= std::thread::available_parallelism().unwrap().get());
         drop(block);
         // Other tests of this process may hold much, but not that much more than before.
         assert!(!forget_peak_memory() || peak_memory().unwrap() < peak);

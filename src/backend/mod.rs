@@ -273,7 +273,7 @@ pub struct Timings {
     pub prefill: Duration,
     /// From the first id to the last.
     pub decode: Duration,
-    /// Of all this, what went into getting rows of fin: copying them out of the model, or reading a serve's replies, ids included.
+    /// Processor time that went into getting rows of fin: copying them out of the model, or reading a serve's replies, ids included.
     pub rows: Duration,
     /// Bytes of a serve's replies; 0 where the model is in this process.
     pub received: u64,

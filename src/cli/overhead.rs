@@ -53,7 +53,7 @@ pub struct BenchOverheadArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = at_most::<u64>(1 << 20))]
     pub seconds: u64,
     /// Answers of each maker in the matrix of makers and verifiers; 0 leaves the matrix out.
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(0..=1024))]
     pub matrix_answers: usize,
     /// Threads that compute, in each process [default: one a core].
     #[arg(long, value_name = "N", value_parser = at_most::<usize>(1024))]

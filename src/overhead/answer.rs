@@ -36,6 +36,9 @@ pub enum AnswerError {
     /// It has no row for its first token, as a serve with a prefix cache.
     #[error("the first row of hidden states is missing: start the serve with --disable-radix-cache")]
     FirstRow,
+    /// A fault of this program.
+    #[error("a fault of this program ended the answer; what it was stands above")]
+    Panicked,
     /// It ended early.
     #[error(
         "the answer ended after {tokens} of {wanted} tokens; measure with a model that goes on, or fewer --new-tokens"
@@ -116,6 +119,12 @@ impl Answer {
     #[must_use]
     pub fn last(&self) -> Instant {
         self.arrivals.last().map_or(self.responded, |(came, _)| *came)
+    }
+
+    /// Tokens that came after a moment.
+    #[must_use]
+    pub fn tokens_after(&self, moment: Instant) -> usize {
+        self.arrivals.iter().filter(|(came, _)| *came > moment).map(|(_, tokens)| tokens).sum()
     }
 
     /// Time of each token after the first: those that come together share the time since those before. The first ones that come share

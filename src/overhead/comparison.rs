@@ -73,7 +73,7 @@ pub struct Comparison {
     pub streamed: bool,
     /// Points of a proof.
     pub topk: usize,
-    /// No block is begun that would end later, but for the first of each load.
+    /// No block of all loads is begun that would end later, but for the first.
     pub bound: Duration,
 }
 
@@ -92,12 +92,14 @@ impl Comparison {
         let mut records = Vec::new();
         let mut longest = vec![Duration::ZERO; self.loads.len()];
         for block in 0.. {
-            let mut fits = false;
+            // All loads or none: each then has as many pairs as the others.
+            if block > 0 && began.elapsed() + longest.iter().sum::<Duration>() > self.bound {
+                break;
+            }
             for (load, longest) in self.loads.iter().zip(&mut longest) {
-                if stop() || (block > 0 && began.elapsed() + *longest > self.bound) {
-                    continue;
+                if stop() {
+                    return Ok(records);
                 }
-                fits = true;
                 let block_began = Instant::now();
                 for mode in self.order(block) {
                     let (turn, serve) = turn(mode, self.ask(block, *load, mode.proofs)).await?;
@@ -106,9 +108,6 @@ impl Comparison {
                     records.push(record);
                 }
                 *longest = (*longest).max(block_began.elapsed());
-            }
-            if !fits {
-                break;
             }
         }
         Ok(records)

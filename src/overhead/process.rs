@@ -1,6 +1,7 @@
 //! A process for each backend, and for the stand-in serve: what one takes is then its own, processor time and memory.
 //!
-//! A line of JSON in, a line of JSON out. A process ends when its standard input does, so none outlives the one that measures.
+//! A line of JSON in, a line of JSON out. A process ends when its standard input does, as soon as it has done what it was asked last: if
+//! the one that measures is killed, the others end by themselves.
 
 use std::ffi::OsStr;
 use std::process::Stdio;

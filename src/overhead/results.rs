@@ -47,7 +47,7 @@ pub struct Cell {
     pub fin_bytes_per_token: f64,
     /// Bytes of proofs a token.
     pub proof_bytes_per_token: f64,
-    /// Time a token for getting rows: copied out of the model, or read from a serve's replies; microseconds, measured where it
+    /// Processor time a token for getting rows: copied out of the model, or read from a serve's replies; microseconds, measured where it
     /// is done. Over HTTP reading ids is part of it, so it is not 0 without proofs.
     pub rows_us_per_token: f64,
     /// Processor time a token for folding rows into proofs, microseconds, measured where it is done.
@@ -167,7 +167,7 @@ pub struct Machine {
     pub system: String,
 }
 
-/// Proofs of each maker, judged by each verifier. `matrix.jsonl` has one of its [`cells`](Self::cells) a line.
+/// `matrix.json`: proofs of each maker, judged by each verifier.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Matrix {
     /// Those who prove and verify, and those who only prove: controls and edges.

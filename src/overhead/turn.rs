@@ -37,7 +37,7 @@ pub struct Turn {
     pub seconds: f64,
     /// Of that, from the moment when all had their first token; all of it where answers come whole.
     pub decode_seconds: f64,
-    /// Tokens of all answers but their first ones; those too where answers come whole.
+    /// Tokens that came after that moment.
     pub decode_tokens: usize,
     /// To each answer's first token, milliseconds.
     pub ttft_ms: Vec<f64>,
@@ -78,8 +78,7 @@ pub async fn take(backend: &Arc<dyn Backend>, ask: Ask) -> Result<Turn, AnswerEr
     }
     let mut answers = Vec::with_capacity(requests.len());
     while let Some(answer) = requests.join_next().await {
-        // A panic was told of where it happened, and its turn is lost.
-        answers.push(answer.unwrap_or(Err(AnswerError::Short { tokens: 0, wanted: new_tokens }))?);
+        answers.push(answer.map_err(|_| AnswerError::Panicked)??);
     }
     let (cpu_us, other_cpu_us) = cpu.since();
     Ok(Turn {
@@ -123,7 +122,7 @@ fn summed_up(answers: &[Answer], streamed: bool) -> Turn {
     let asked = answers.iter().map(|answer| answer.asked).min();
     // Of answers that come whole it is not known when they began.
     let all_begun = if streamed { answers.iter().map(Answer::first).max() } else { asked };
-    let first_tokens = if streamed { answers.len() } else { 0 };
+    let decoded = |answer: &Answer| answer.tokens_after(all_begun.unwrap_or(answer.asked));
     let responded = answers.iter().map(|answer| answer.responded).max();
     let between = |from: Option<_>, to: Option<std::time::Instant>| {
         to.zip(from).map_or(0.0, |(to, from)| to.saturating_duration_since(from).as_secs_f64())
@@ -137,7 +136,7 @@ fn summed_up(answers: &[Answer], streamed: bool) -> Turn {
         prompt_tokens: sum(|answer| answer.commitment.toploc.prompt_ids.len()),
         seconds: between(asked, responded),
         decode_seconds: between(all_begun, responded),
-        decode_tokens: tokens - first_tokens.min(tokens),
+        decode_tokens: answers.iter().map(decoded).sum(),
         ttft_ms: answers.iter().map(|answer| ms(answer.first() - answer.asked)).collect(),
         token_ms: answers.iter().flat_map(Answer::token_times).map(ms).collect(),
         last_token_to_response_ms: answers.iter().map(|answer| ms(answer.responded - answer.last())).collect(),

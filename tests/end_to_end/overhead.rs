@@ -119,6 +119,11 @@ async fn a_serve_elsewhere_is_measured_from_outside() {
         run.command.contains("--serve-api-key ***") && !format!("{run:?}{errors}").contains("sk-secret"),
         "{run:?}"
     );
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        assert!(!text.contains("sk-secret"), "{text}");
+    }
+    assert!(!String::from_utf8(done.stdout).unwrap().contains("sk-secret"));
     let cells: Vec<Cell> = read_lines(folder.path(), "results.jsonl");
     assert_eq!(cells.len(), 8);
     assert!(

@@ -78,7 +78,7 @@ pub(super) struct OutputRow {
 pub(super) struct StepOutput {
     /// `[hidden]` each: of the outputs whose fin is wanted, in their order. A row is made once, and given away as it is.
     pub(super) fin: Vec<Vec<bf16>>,
-    /// How long it took to bring these out of the model.
+    /// Processor time of bringing these out of the model.
     pub(super) fin_time: Duration,
     /// Of the outputs whose logits are wanted, in their order.
     pub(super) logits: Vec<RowLogits>,

@@ -1,7 +1,5 @@
 //! Runs steps on one device: the model and its memory behind [`StepRunner`].
 
-use std::time::Instant;
-
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::cache::kv::LayerCache;
@@ -12,6 +10,7 @@ use super::model::config::{DecoderConfig, MixerKind};
 use super::model::decoder::{Decoder, LayerMemory};
 use super::parallel::Communicator;
 use super::plan::{StepError, StepOutput, StepPlan, StepRunner};
+use crate::machine::thread_cpu_time;
 
 /// A loaded model with its layers' memory: a fixed number of key/value blocks and of states.
 pub(super) struct ModelRunner<C> {
@@ -108,11 +107,11 @@ where
             let Some(fin) = self.fin(plan)? else {
                 return Ok(StepOutput::default());
             };
-            let getting = Instant::now();
+            let getting = thread_cpu_time();
             let wanted = plan.outputs.iter().enumerate().filter(|(_, output)| output.fin).map(|(at, _)| at);
             // Before the logits, whose table sweeps it out of the processor's caches.
             let rows = narrow_rows(&fin, wanted)?;
-            let fin_time = getting.elapsed();
+            let fin_time = thread_cpu_time().saturating_sub(getting);
             Ok(StepOutput { fin: rows, fin_time, logits: self.logits(plan, &fin)? })
         };
         // On a thread of the pool that computes: a product then starts with the threads that it shares the work with, where

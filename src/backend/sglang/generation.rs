@@ -19,6 +19,7 @@ use super::request::{GenerateBody, Shape};
 use super::serve::{Serve, is_stream};
 use super::tokens::Tokens;
 use crate::backend::{FinRows, GenerationEvent, GenerationRequest, PacedSender, StopReason, Timings};
+use crate::machine::thread_cpu_time;
 
 /// An answer under way.
 pub(super) struct Answering {
@@ -37,7 +38,7 @@ struct Told {
     first_row_missing: bool,
     began: Instant,
     first: Option<Instant>,
-    /// What was spent on reading replies, and their bytes.
+    /// Processor time of reading replies, and their bytes.
     reading: Duration,
     received: u64,
 }
@@ -229,9 +230,9 @@ impl Call<'_> {
         let mut reader = ReplyReader::new(self.answering.hidden);
         let mut previewed = false;
         while let Some(chunk) = self.chunk(&mut response).await? {
-            let reading = Instant::now();
+            let reading = thread_cpu_time();
             reader.push(&chunk, &mut |row| keep(&mut self.rows, row))?;
-            self.told.reading += reading.elapsed();
+            self.told.reading += thread_cpu_time().saturating_sub(reading);
             if !previewed && let Some(reply) = reader.before_rows() {
                 previewed = true;
                 self.take_early(&reply).await?;
@@ -253,9 +254,9 @@ impl Call<'_> {
         'stream: while let Some(chunk) = self.chunk(&mut response).await? {
             let mut bytes = &chunk[..];
             loop {
-                let reading = Instant::now();
+                let reading = thread_cpu_time();
                 let event = reader.next(&mut bytes, &mut |row| keep(&mut self.rows, row))?;
-                self.told.reading += reading.elapsed();
+                self.told.reading += thread_cpu_time().saturating_sub(reading);
                 let Some(event) = event else { break };
                 previewed = false;
                 match event {

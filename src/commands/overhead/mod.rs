@@ -28,13 +28,16 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::{BackendKind, BenchOverheadArgs};
 use crate::machine;
 use crate::overhead::{
-    Account, BackendOverhead, COMPUTE_THREADS, Comparison, Load, Machine, Mode, Process, Proofs, Run, Turn, TurnRecord,
-    report,
+    Account, BackendOverhead, COMPUTE_THREADS, Comparison, Load, Machine, Matrix, Mode, Process, Proofs, Run, Turn,
+    TurnRecord, report,
 };
 use crate::spec::{DEMO_MODEL, ModelSpec};
 
 /// The exit code where an honest answer was rejected or one of a control accepted: not 1, which says that nothing was measured.
 const WRONG_VERDICTS: u8 = 3;
+
+/// The exit code of a program that was interrupted, as shells have it.
+const INTERRUPTED: i32 = 130;
 
 pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode> {
     // 0 is a thread for each core.
@@ -53,6 +56,11 @@ pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode>
     if let Some(side) = args.side {
         sides::run(side, &args).await?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if machine::cpu_time_of(&[""]).is_none() {
+        tracing::warn!(
+            "this system does not tell what each thread takes (/proc/self/task/*/schedstat): figures without the model's threads hold them"
+        );
     }
     let backends = backends(&args)?;
     std::fs::create_dir_all(&args.output)
@@ -148,7 +156,30 @@ struct Taken {
     seconds: f64,
     /// Share of the machine that other programs used.
     others: f64,
-    interrupted: bool,
+}
+
+/// Whether somebody wants to see what there is.
+#[derive(Clone)]
+struct Interrupted(Arc<AtomicBool>);
+
+impl Interrupted {
+    /// Listens from now on. Who interrupts twice wants nothing any more: the program ends at once, and its other processes with it.
+    fn watch() -> Self {
+        let interrupted = Self(Arc::new(AtomicBool::new(false)));
+        let (first, set) = (super::interrupted(), interrupted.clone());
+        tokio::spawn(async move {
+            first.await;
+            set.0.store(true, Ordering::Relaxed);
+            tracing::warn!("interrupted: what there is will be told; once more ends it at once");
+            super::interrupted().await;
+            std::process::exit(INTERRUPTED);
+        });
+        interrupted
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 struct Measurement {
@@ -174,7 +205,8 @@ impl Measurement {
                 BackendKind::Sglang => self.sides.sglang = Some(process),
             }
             self.sides.served = served.or(self.sides.served.take());
-            about = Some(about.unwrap_or(its));
+            let context = about.as_ref().map_or(its.context, |about: &About| about.context.min(its.context));
+            about = Some(About { context, ..its });
         }
         about.context("no backend was started")
     }
@@ -240,38 +272,47 @@ impl Measurement {
         about: About,
     ) -> anyhow::Result<ExitCode> {
         let comparison = self.comparison(backends, prompts);
-        let taken = self.take_turns(&comparison).await?;
+        let interrupted = Interrupted::watch();
+        let taken = self.take_turns(&comparison, &interrupted).await?;
         self.sides.end_backends().await;
-        let matrix = match self.args.matrix_answers {
-            // Whoever interrupts wants what there is.
-            _ if taken.interrupted => None,
-            0 => None,
-            answers => {
-                self.have_prompts_returned().await?;
-                Some(self.matrix(&comparison.prompts, answers, about.context).await?)
-            }
-        };
+        let run = self.run(&taken, comparison.overhead(&taken.records), about.hidden);
+        let cells = comparison.cells(&taken.records, about.hidden);
+        let folder = self.args.output.clone();
+        // What was measured for minutes is kept, whatever becomes of the matrix.
+        files::write(&folder, &run, &cells, &taken.records, None)?;
+        let matrix = self.judged(&comparison.prompts, about.context, &interrupted).await;
         if let Some(serve) = self.sides.serve.take() {
             serve.end().await;
         }
-        let run = self.run(&taken, comparison.overhead(&taken.records), about.hidden);
-        let cells = comparison.cells(&taken.records, about.hidden);
-        let folder = &self.args.output;
-        files::write(folder, &run, &cells, &taken.records, matrix.as_ref())?;
+        let matrix = matrix.map_err(|e| {
+            anyhow!("there is no matrix: {e:#}; what was measured before is in {}", folder.join(files::PAGE).display())
+        })?;
+        if matrix.is_some() {
+            files::write(&folder, &run, &cells, &taken.records, matrix.as_ref())?;
+        }
         let summary = report::summary(&run, &cells, matrix.as_ref());
         writeln!(std::io::stdout(), "{summary}\nThe report: {}", folder.join(files::PAGE).display())?;
         let right = matrix.is_none_or(|matrix| matrix.cells.iter().all(|cell| cell.is_right()));
         Ok(if right { ExitCode::SUCCESS } else { ExitCode::from(WRONG_VERDICTS) })
     }
 
+    /// The matrix, unless nobody wants it, or wants it any more.
+    async fn judged(
+        &mut self,
+        prompts: &[Vec<u32>],
+        context: usize,
+        interrupted: &Interrupted,
+    ) -> anyhow::Result<Option<Matrix>> {
+        let answers = self.args.matrix_answers;
+        if answers == 0 || interrupted.is_set() {
+            return Ok(None);
+        }
+        self.have_prompts_returned().await?;
+        self.matrix(prompts, answers, context, interrupted).await
+    }
+
     /// Has the backends take turns until the time is over, or somebody interrupts.
-    async fn take_turns(&mut self, comparison: &Comparison) -> anyhow::Result<Taken> {
-        let stopped = Arc::new(AtomicBool::new(false));
-        let (interrupted, stop) = (super::interrupted(), Arc::clone(&stopped));
-        tokio::spawn(async move {
-            interrupted.await;
-            stop.store(true, Ordering::Relaxed);
-        });
+    async fn take_turns(&mut self, comparison: &Comparison, interrupted: &Interrupted) -> anyhow::Result<Taken> {
         let bar = bar(comparison.bound);
         bar.set_message("warming up");
         for mode in &comparison.modes {
@@ -283,9 +324,14 @@ impl Measurement {
             bar.set_position(started.elapsed().as_secs());
             bar.set_message(said(record));
         };
-        let sides = &mut self.sides;
-        let turn = async |mode: &Mode, ask| sides.turn(mode, ask).await;
-        let records = comparison.run(turn, told, || stopped.load(Ordering::Relaxed)).await?;
+        let (sides, longest) = (&mut self.sides, Duration::try_from_secs_f64(self.spec.max_request_s)?);
+        let turn = async |mode: &Mode, ask| {
+            let turn = tokio::time::timeout(longest, sides.turn(mode, ask)).await;
+            let late =
+                || anyhow!("{} did not answer within {} s, the spec's max_request_s", mode.backend, longest.as_secs());
+            turn.map_err(|_| late())?
+        };
+        let records = comparison.run(turn, told, || interrupted.is_set()).await?;
         let seconds = started.elapsed().as_secs_f64();
         bar.finish_and_clear();
         if records.is_empty() {
@@ -294,15 +340,15 @@ impl Measurement {
         let theirs = records.iter().map(|record| record.turn.cpu_us + record.serve.map_or(0.0, |serve| serve.cpu_us));
         let ours = Duration::from_secs_f64(theirs.sum::<f64>() / 1e6) + machine::cpu_time().saturating_sub(cpu);
         let busy = machine::busy_time().zip(busy).map(|(now, then)| now.saturating_sub(then));
-        let others = busy.map_or(0.0, |busy| busy.saturating_sub(ours).as_secs_f64() / (seconds * cores() as f64));
-        let interrupted = stopped.load(Ordering::Relaxed);
-        Ok(Taken { records, began, seconds, others: others.clamp(0.0, 1.0), interrupted })
+        let processors = machine::processors().unwrap_or_else(cores);
+        let others = busy.map_or(0.0, |busy| busy.saturating_sub(ours).as_secs_f64() / (seconds * processors as f64));
+        Ok(Taken { records, began, seconds, others: others.clamp(0.0, 1.0) })
     }
 
     /// What was measured, where and how.
     fn run(&self, taken: &Taken, overhead: Vec<BackendOverhead>, hidden: usize) -> Run {
         Run {
-            command: command_line::shown(std::env::args()),
+            command: command_line::shown(std::env::args_os().map(|word| word.to_string_lossy().into_owned())),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             began: taken.began,
             seconds: taken.seconds,
@@ -344,6 +390,9 @@ impl Measurement {
             };
             args.new_tokens.iter().map(load)
         });
+        // Each once: a load that is measured twice would pair with itself.
+        let mut seen = HashSet::new();
+        let loads = loads.filter(|load| seen.insert((load.concurrency, load.new_tokens)));
         Comparison {
             modes: modes.collect(),
             loads: loads.collect(),

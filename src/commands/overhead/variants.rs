@@ -7,9 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tracing::instrument::WithSubscriber;
 use tracing::subscriber::NoSubscriber;
 
-use super::{Measurement, sides};
+use super::{Interrupted, Measurement, sides};
 use crate::backend::Backend;
-use crate::backend::candle::{CandleBackend, EngineOptions, Fp8Activations, KvDtype, WeightsChange};
+use crate::backend::candle::{CandleBackend, EngineOptions, Fp8Activations, KvDtype, LoadError, WeightsChange};
 use crate::checkpoint::Checkpoint;
 use crate::commands::bench::SPARE_TOKENS;
 use crate::commands::load;
@@ -30,6 +30,8 @@ const RANKS: [usize; 3] = [2, 3, 4];
 struct Way {
     variant: Variant,
     how: How,
+    /// Whether there are models that cannot be computed so.
+    optional: bool,
 }
 
 enum How {
@@ -45,20 +47,26 @@ impl Way {
     fn candle(name: &str, flags: &str, at_once: usize, options: EngineOptions) -> Self {
         let variant =
             Variant { name: format!("candle {name}").trim().to_owned(), flags: flags.to_owned(), role: Role::Honest };
-        Self { variant, how: How::Candle { options: Box::new(options), at_once } }
+        Self { variant, how: How::Candle { options: Box::new(options), at_once }, optional: false }
     }
 
     /// A maker with other weights.
     fn changed(role: Role, name: &str, change: WeightsChange, options: &EngineOptions) -> Self {
         let options = EngineOptions { weights_change: Some(change), ..options.clone() };
         let variant = Variant { name: name.to_owned(), flags: format!("weights changed: {change}"), role };
-        Self { variant, how: How::Candle { options: Box::new(options), at_once: 1 } }
+        Self { variant, how: How::Candle { options: Box::new(options), at_once: 1 }, optional: role == Role::Edge }
     }
 }
 
 impl Measurement {
-    /// Has every variant prove answers and every honest one judge them.
-    pub(super) async fn matrix(&self, prompts: &[Vec<u32>], answers: usize, context: usize) -> anyhow::Result<Matrix> {
+    /// Has every variant prove answers and every honest one judge them. `None` if somebody interrupts.
+    pub(super) async fn matrix(
+        &self,
+        prompts: &[Vec<u32>],
+        answers: usize,
+        context: usize,
+        interrupted: &Interrupted,
+    ) -> anyhow::Result<Option<Matrix>> {
         let room = context.saturating_sub(ANSWER_TOKENS + 1).max(1);
         let prompts = prompts.iter().cycle().take(answers);
         let prompts: Vec<Vec<u32>> =
@@ -69,11 +77,14 @@ impl Measurement {
         let mut made: Vec<Made> = Vec::new();
         let mut without = Vec::new();
         for (at, way) in ways.iter().enumerate() {
+            if interrupted.is_set() {
+                return Ok(None);
+            }
             bar.set_message(format!("proofs of {}", way.variant.name));
             let (how, at_once) = (&way.how, if let How::Candle { at_once, .. } = way.how { at_once } else { 1 });
             let backend = match self.open(how, false).await {
                 // A model that cannot be shared by so many, or a layer that it does not have.
-                Err(error) if way.is_optional() => {
+                Err(error) if way.optional && is_unsuitable(&error) => {
                     tracing::debug!(variant = way.variant.name, reason = %error, "left out of the matrix");
                     without.push(at);
                     continue;
@@ -90,12 +101,15 @@ impl Measurement {
         bar.set_length((2 * ways.len()) as u64);
         let mut cells = Vec::new();
         for way in &ways {
+            if interrupted.is_set() {
+                return Ok(None);
+            }
             if way.variant.role != Role::Honest {
                 continue;
             }
             bar.set_message(format!("{} judges", way.variant.name));
             let backend = match self.open(&way.how, true).await {
-                Err(error) if matches!(way.how, How::Sglang) => {
+                Err(error) if matches!(way.how, How::Sglang) && !self.args.fake_serve => {
                     tracing::warn!(reason = %error, "the serve cannot recompute, so it judges nobody");
                     continue;
                 }
@@ -110,12 +124,12 @@ impl Measurement {
         bar.finish_and_clear();
         let place = |name: &str| ways.iter().position(|way| way.variant.name == name);
         cells.sort_by_key(|cell| (place(&cell.maker), place(&cell.verifier)));
-        Ok(Matrix {
+        Ok(Some(Matrix {
             variants: ways.into_iter().map(|way| way.variant).collect(),
             cells,
             max_mismatches: spec.v,
             pass_ratio: spec.p,
-        })
+        }))
     }
 
     /// All variants that this model may have.
@@ -149,7 +163,8 @@ impl Measurement {
         if base.ranks == 1 {
             ways.extend(RANKS.map(|ranks| {
                 let options = with(&|options| options.ranks = ranks);
-                Way::candle(&format!("tp={ranks}"), &format!("--tp-size {ranks}"), 1, options)
+                let way = Way::candle(&format!("tp={ranks}"), &format!("--tp-size {ranks}"), 1, options);
+                Way { optional: true, ..way }
             }));
         }
         if self.has_eight_bit_weights() {
@@ -160,7 +175,7 @@ impl Measurement {
         ways.push(Way::candle("weights=bf16", "weights rounded to bf16, as a serve in bf16 holds them", 1, options));
         if let Some(described) = &self.sides.described {
             let variant = Variant { name: "sglang".into(), flags: described.clone(), role: Role::Honest };
-            ways.push(Way { variant, how: How::Sglang });
+            ways.push(Way { variant, how: How::Sglang, optional: false });
         }
         // Four bits are what many a GGUF file has: rounding them again does not make them another model's.
         let four_bits = if matches!(self.checkpoint, Some(Checkpoint::Gguf(_))) { Role::Edge } else { Role::Control };
@@ -211,11 +226,9 @@ impl Measurement {
     }
 }
 
-impl Way {
-    /// Whether there are models that do not have it.
-    fn is_optional(&self) -> bool {
-        matches!(&self.how, How::Candle { options, .. } if options.ranks > 1 || self.variant.role != Role::Honest)
-    }
+/// Whether a model was refused for what was asked of it: a split, or a layer, that it does not have.
+fn is_unsuitable(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref::<LoadError>(), Some(LoadError::Start(_)))
 }
 
 /// A bar on standard error; hidden where that is no terminal.
