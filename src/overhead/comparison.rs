@@ -78,16 +78,13 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Takes turns until the time is over, or `stop` says so. `turn` takes one; `told` hears of each that was taken.
-    ///
-    /// # Errors
-    /// Those of `turn`.
+    /// Takes turns until the time is over. `turn` takes one; `told` hears of each that was taken. Comes back with all that were taken,
+    /// and what ended them early, if something did: a turn that failed.
     pub async fn run<E>(
         &self,
         mut turn: impl AsyncFnMut(&Mode, Ask) -> Result<(Turn, Option<Account>), E>,
         mut told: impl FnMut(&TurnRecord),
-        stop: impl Fn() -> bool,
-    ) -> Result<Vec<TurnRecord>, E> {
+    ) -> (Vec<TurnRecord>, Option<E>) {
         let began = Instant::now();
         let mut records = Vec::new();
         let mut longest = vec![Duration::ZERO; self.loads.len()];
@@ -97,12 +94,12 @@ impl Comparison {
                 break;
             }
             for (load, longest) in self.loads.iter().zip(&mut longest) {
-                if stop() {
-                    return Ok(records);
-                }
                 let block_began = Instant::now();
                 for mode in self.order(block) {
-                    let (turn, serve) = turn(mode, self.ask(block, *load, mode.proofs)).await?;
+                    let (turn, serve) = match turn(mode, self.ask(block, *load, mode.proofs)).await {
+                        Ok(taken) => taken,
+                        Err(error) => return (records, Some(error)),
+                    };
                     let record = TurnRecord { block, mode: mode.clone(), load: *load, serve, turn };
                     told(&record);
                     records.push(record);
@@ -110,7 +107,7 @@ impl Comparison {
                 *longest = (*longest).max(block_began.elapsed());
             }
         }
-        Ok(records)
+        (records, None)
     }
 
     /// What a mode does once before it is measured: weights are paged in, and connections made.
@@ -201,13 +198,16 @@ mod tests {
     }
 
     async fn run(comparison: &Comparison, blocks: usize) -> Vec<TurnRecord> {
-        let count = std::cell::Cell::new(0);
-        let take = async |mode: &Mode, ask: Ask| {
-            count.set(count.get() + 1);
-            Ok::<_, ()>(turn(mode, &ask, count.get()))
-        };
         let most = blocks * comparison.modes.len() * comparison.loads.len();
-        comparison.run(take, |_| {}, || count.get() >= most).await.unwrap()
+        let (mut count, mut told) = (0, 0);
+        let take = async |mode: &Mode, ask: Ask| {
+            count += 1;
+            if count > most { Err("the serve has died") } else { Ok(turn(mode, &ask, count)) }
+        };
+        let (records, ended) = comparison.run(take, |_| told += 1).await;
+        // What was taken before a failure is not lost with it.
+        assert_eq!((told, ended.is_some()), (records.len(), comparison.bound > Duration::ZERO));
+        records
     }
 
     #[tokio::test]

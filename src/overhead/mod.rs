@@ -20,7 +20,7 @@ mod turn;
 pub use self::answer::{Answer, AnswerError};
 pub use self::comparison::{Account, Comparison, Load, Mode, TurnRecord};
 pub use self::matrix::{Made, judge, make};
-pub use self::process::{Process, ProcessError, answer_requests};
+pub use self::process::{Process, ProcessError, answer_requests, die_with_parent};
 pub use self::results::{
     BackendOverhead, Cell, Distribution, Estimate, Machine, Matrix, MatrixCell, Overhead, Processes, Proofs, Role, Run,
     Variant,

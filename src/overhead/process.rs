@@ -1,10 +1,11 @@
 //! A process for each backend, and for the stand-in serve: what one takes is then its own, processor time and memory.
 //!
-//! A line of JSON in, a line of JSON out. A process ends when its standard input does, as soon as it has done what it was asked last: if
-//! the one that measures is killed, the others end by themselves.
+//! A line of JSON in, a line of JSON out. A process ends when its standard input does, and at once when the one that measures does, however
+//! that comes about: see [`die_with_parent`].
 
 use std::ffi::OsStr;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ pub struct Process {
     requests: ChildStdin,
     answers: Lines<BufReader<ChildStdout>>,
 }
+
+/// A process that has nothing to do ends within milliseconds, but for freeing a large model's memory.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why another process did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -102,12 +106,18 @@ impl Process {
         }
     }
 
-    /// Lets it end, and waits until it has.
+    /// Lets it end, and waits a little until it has: one that is still at work is ended.
     pub async fn end(self) {
         let Self { mut child, requests, .. } = self;
         drop(requests);
-        let _ = child.wait().await;
+        let _ = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
     }
+}
+
+/// Has the system end this process when the one that started it ends, even where that is killed or this one is at work.
+pub fn die_with_parent() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
 }
 
 /// The other end: answers standard input's requests on standard output, until there are no more.

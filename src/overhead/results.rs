@@ -152,6 +152,8 @@ pub struct Run {
     pub others: f64,
     /// What proofs cost, backend by backend.
     pub overhead: Vec<BackendOverhead>,
+    /// Whether it came to its end: nobody interrupted it, and no turn failed.
+    pub complete: bool,
 }
 
 /// A machine.

@@ -52,7 +52,7 @@ async fn both_backends_are_compared_and_judge_one_another() {
     let run: Run = read(&output, "run.json");
     assert_eq!((&*run.model, run.hidden, run.topk), ("tiny-llama", HIDDEN, 16));
     assert!(run.command.starts_with("engy-miner bench overhead --checkpoint "), "{}", run.command);
-    assert!(run.serve.unwrap().starts_with("a stand-in for sglang "));
+    assert!(run.complete && run.serve.unwrap().starts_with("a stand-in for sglang "));
     let cells: Vec<Cell> = read_lines(&output, "results.jsonl");
     let turns: Vec<TurnRecord> = read_lines(&output, "turns.jsonl");
     assert_eq!((cells.len(), turns.len()), (16, cells.iter().map(|cell| cell.turns).sum()));
@@ -156,6 +156,7 @@ fn what_cannot_be_measured_is_said_in_one_line() {
         );
     };
     let output = path("output");
+    fails(&["--backend", "candle", "--fake-serve"], &output, "add --backend sglang");
     fails(&["--backend", "sglang"], &output, "give --serve-url its address, or --fake-serve");
     fails(&["--fake-serve", "--serve-url", "http://127.0.0.1:9"], &output, "either a serve or a stand-in");
     fails(&["--serve-url", "http://127.0.0.1:9"], &output, "the serve 127.0.0.1:9 cannot be measured");
@@ -166,5 +167,5 @@ fn what_cannot_be_measured_is_said_in_one_line() {
     fails(&["--prompts", &prompts("d", "\n\n")], &output, "has no prompts");
     fails(&[], &path("file"), "cannot make the folder");
     let long = format!("{{\"prompt\":\"{}\"}}", "word ".repeat(150_000));
-    fails(&["--prompts", &prompts("e", &long)], &output, "do not fit the context of ");
+    fails(&["--prompts", &prompts("e", &long)], &output, "do not fit 131072, the model's context");
 }

@@ -193,9 +193,7 @@ impl Answering {
         let live = Live::new(lease);
         let shape = Shape {
             max_new_tokens: question.asked,
-            stream_interval: traits
-                .stream_interval(question.asked)
-                .filter(|_| self.request.streamed && self.request.fin),
+            stream_interval: traits.stream_interval(question.asked).filter(|_| self.request.streamed),
             knows_seed: traits.knows_seed,
         };
         let body = GenerateBody::new(&live.rid, &question.input, &self.request, shape);

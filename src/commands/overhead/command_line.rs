@@ -30,9 +30,12 @@ fn value_of(flag: &str, value: &str) -> String {
     if flag != ADDRESSES {
         return value.to_owned();
     }
-    let addresses = value.split(',').map(|address| match (address.split_once("://"), address.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
-        _ => address.to_owned(),
+    let addresses = value.split(',').map(|address| {
+        let (address, query) = address.split_once('?').map_or((address, ""), |(address, _)| (address, "?***"));
+        match (address.split_once("://"), address.rsplit_once('@')) {
+            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}{query}"),
+            _ => format!("{address}{query}"),
+        }
     });
     addresses.collect::<Vec<_>>().join(",")
 }
@@ -63,7 +66,7 @@ mod tests {
             "--miner-key",
             "mk-3",
             "--serve-url",
-            "http://me:pass@word@gpu:30000,http://b:1",
+            "http://me:pass@word@gpu:30000,http://b:1/?api_key=k",
             "--serve-url=https://u:p@c",
             "--output",
             "it's here",
@@ -72,7 +75,7 @@ mod tests {
         ];
         assert_eq!(
             shown(words.into_iter().map(str::to_owned)),
-            r"engy-miner bench overhead --serve-api-key *** --serve-api-key=*** --miner-key *** --serve-url http://***@gpu:30000,http://b:1 --serve-url=https://***@c --output 'it'\''s here' --prompts ''"
+            r"engy-miner bench overhead --serve-api-key *** --serve-api-key=*** --miner-key *** --serve-url 'http://***@gpu:30000,http://b:1/?***' --serve-url=https://***@c --output 'it'\''s here' --prompts ''"
         );
     }
 }

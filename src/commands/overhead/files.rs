@@ -7,8 +7,18 @@ use serde::Serialize;
 
 use crate::overhead::{Cell, Matrix, Run, TurnRecord, report};
 
+/// Makers and verifiers.
+const MATRIX: &str = "matrix.json";
+
 /// The page for people.
 pub(super) const PAGE: &str = "report.html";
+
+/// Whether files can be written there, before anything is measured for them.
+pub(super) fn check(folder: &Path) -> anyhow::Result<()> {
+    let probe = folder.join(".writable");
+    let written = std::fs::write(&probe, "").and_then(|()| std::fs::remove_file(&probe));
+    written.map_err(|e| anyhow!("cannot write to the folder {}: {e}", folder.display()))
+}
 
 /// Writes all files of a measurement.
 pub(super) fn write(
@@ -26,8 +36,10 @@ pub(super) fn write(
     file("run.json", serde_json::to_string_pretty(run)? + "\n")?;
     file("results.jsonl", lines(cells)?)?;
     file("turns.jsonl", lines(records)?)?;
-    if let Some(matrix) = matrix {
-        file("matrix.json", serde_json::to_string_pretty(matrix)? + "\n")?;
+    match matrix {
+        Some(matrix) => file(MATRIX, serde_json::to_string_pretty(matrix)? + "\n")?,
+        // An older one is of another measurement.
+        None => drop(std::fs::remove_file(folder.join(MATRIX))),
     }
     file("report.md", report::markdown(run, cells, matrix))?;
     file(PAGE, report::html(run, cells, matrix)?)

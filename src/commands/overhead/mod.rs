@@ -12,12 +12,11 @@ mod variants;
 use std::collections::HashSet;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::watch;
 
 use self::sides::{About, Served};
 use super::bench::make_room;
@@ -65,6 +64,7 @@ pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode>
     let backends = backends(&args)?;
     std::fs::create_dir_all(&args.output)
         .map_err(|e| anyhow!("cannot make the folder {}: {e}", args.output.display()))?;
+    files::check(&args.output)?;
     let mut measurement = Measurement { args, spec, checkpoint, chat, sides: Sides::default() };
     if let Some(checkpoint) = &measurement.checkpoint {
         check_length(longest, ServedModel::of(checkpoint)?.context)?;
@@ -81,7 +81,10 @@ pub(super) async fn run(mut args: BenchOverheadArgs) -> anyhow::Result<ExitCode>
 
 fn check_length(longest: usize, context: usize) -> anyhow::Result<()> {
     if longest > context {
-        bail!("{longest} tokens do not fit the context of {context}; lower --new-tokens, or give shorter prompts");
+        bail!(
+            "{longest} tokens do not fit {context}, the model's context or the cache's --max-total-tokens; lower --new-tokens, or give \
+             shorter prompts"
+        );
     }
     Ok(())
 }
@@ -103,6 +106,14 @@ fn backends(args: &BenchOverheadArgs) -> anyhow::Result<Vec<BackendKind>> {
     backends.retain(|backend| seen.insert(backend.name()));
     if backends.contains(&BackendKind::Sglang) && !served {
         bail!("there is no serve to measure: give --serve-url its address, or --fake-serve for a stand-in");
+    }
+    if served && !backends.contains(&BackendKind::Sglang) {
+        bail!(
+            "a serve is given and not to be measured: add --backend sglang, or leave out --fake-serve and --serve-url (SERVE_URL)"
+        );
+    }
+    if args.synthetic.is_some() && args.prompts.is_some() {
+        bail!("--synthetic has no tokenizer for --prompts: its prompts are random, of --prompt-tokens each");
     }
     if args.fake_serve && !args.serve.serve_url.is_empty() {
         bail!("either a serve or a stand-in: leave out --fake-serve or --serve-url (SERVE_URL)");
@@ -156,29 +167,40 @@ struct Taken {
     seconds: f64,
     /// Share of the machine that other programs used.
     others: f64,
+    /// The turn that failed, after which there were no more.
+    ended: Option<anyhow::Error>,
+    interrupted: bool,
 }
 
 /// Whether somebody wants to see what there is.
 #[derive(Clone)]
-struct Interrupted(Arc<AtomicBool>);
+struct Interrupted(watch::Receiver<bool>);
 
 impl Interrupted {
     /// Listens from now on. Who interrupts twice wants nothing any more: the program ends at once, and its other processes with it.
     fn watch() -> Self {
-        let interrupted = Self(Arc::new(AtomicBool::new(false)));
-        let (first, set) = (super::interrupted(), interrupted.clone());
+        let (set, interrupted) = watch::channel(false);
+        let first = super::interrupted();
         tokio::spawn(async move {
             first.await;
-            set.0.store(true, Ordering::Relaxed);
+            set.send_replace(true);
             tracing::warn!("interrupted: what there is will be told; once more ends it at once");
             super::interrupted().await;
             std::process::exit(INTERRUPTED);
         });
-        interrupted
+        Self(interrupted)
     }
 
     fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        *self.0.borrow()
+    }
+
+    /// Comes back once somebody interrupts.
+    async fn wait(&self) {
+        if self.0.clone().wait_for(|interrupted| *interrupted).await.is_err() {
+            // Nobody listens any more.
+            std::future::pending().await
+        }
     }
 }
 
@@ -260,7 +282,9 @@ impl Measurement {
                 bail!("the serve {serve} cannot be measured: {}; engy-miner doctor says more", fault.what);
             }
             let version = findings.iter().find(|finding| finding.topic == "version");
-            described.push(format!("{} at {serve}", version.map_or("sglang", |finding| &finding.what)));
+            let warnings = findings.iter().filter(|finding| finding.severity == Severity::Warning);
+            let warnings: String = warnings.map(|finding| format!("; {}: {}", finding.topic, finding.what)).collect();
+            described.push(format!("{} at {serve}{warnings}", version.map_or("sglang", |finding| &finding.what)));
         }
         Ok(described.join(", "))
     }
@@ -280,6 +304,9 @@ impl Measurement {
         let folder = self.args.output.clone();
         // What was measured for minutes is kept, whatever becomes of the matrix.
         files::write(&folder, &run, &cells, &taken.records, None)?;
+        if let Some(error) = taken.ended {
+            bail!("{error:#}; what was measured before is in {}", folder.join(files::PAGE).display());
+        }
         let matrix = self.judged(&comparison.prompts, about.context, &interrupted).await;
         if let Some(serve) = self.sides.serve.take() {
             serve.end().await;
@@ -324,25 +351,32 @@ impl Measurement {
             bar.set_position(started.elapsed().as_secs());
             bar.set_message(said(record));
         };
-        let (sides, longest) = (&mut self.sides, Duration::try_from_secs_f64(self.spec.max_request_s)?);
+        // Of requests that wait for one another each may take that long.
+        let requests = comparison.loads.iter().map(|load| load.concurrency).max().unwrap_or(1);
+        let longest = Duration::try_from_secs_f64(self.spec.max_request_s * requests as f64)?;
+        let sides = &mut self.sides;
         let turn = async |mode: &Mode, ask| {
-            let turn = tokio::time::timeout(longest, sides.turn(mode, ask)).await;
-            let late =
-                || anyhow!("{} did not answer within {} s, the spec's max_request_s", mode.backend, longest.as_secs());
-            turn.map_err(|_| late())?
+            tokio::select! {
+                turn = sides.turn(mode, ask) => turn,
+                () = interrupted.wait() => bail!("it was interrupted"),
+                () = tokio::time::sleep(longest) => {
+                    bail!("{} did not end a turn within {} s, the spec's max_request_s for each request", mode.backend, longest.as_secs())
+                }
+            }
         };
-        let records = comparison.run(turn, told, || interrupted.is_set()).await?;
+        let (records, ended) = comparison.run(turn, told).await;
         let seconds = started.elapsed().as_secs_f64();
         bar.finish_and_clear();
+        let ended = ended.filter(|_| !interrupted.is_set());
         if records.is_empty() {
-            bail!("it was interrupted before anything was measured");
+            return Err(ended.unwrap_or_else(|| anyhow!("it was interrupted before anything was measured")));
         }
         let theirs = records.iter().map(|record| record.turn.cpu_us + record.serve.map_or(0.0, |serve| serve.cpu_us));
         let ours = Duration::from_secs_f64(theirs.sum::<f64>() / 1e6) + machine::cpu_time().saturating_sub(cpu);
         let busy = machine::busy_time().zip(busy).map(|(now, then)| now.saturating_sub(then));
         let processors = machine::processors().unwrap_or_else(cores);
         let others = busy.map_or(0.0, |busy| busy.saturating_sub(ours).as_secs_f64() / (seconds * processors as f64));
-        Ok(Taken { records, began, seconds, others: others.clamp(0.0, 1.0) })
+        Ok(Taken { records, began, seconds, others: others.clamp(0.0, 1.0), ended, interrupted: interrupted.is_set() })
     }
 
     /// What was measured, where and how.
@@ -364,6 +398,7 @@ impl Measurement {
             serve: self.sides.described.clone(),
             others: taken.others,
             overhead,
+            complete: taken.ended.is_none() && !taken.interrupted,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::cli::{BackendKind, BenchOverheadArgs, OverheadSide};
 use crate::commands::load;
 use crate::fake_serve::{Dialect, Engine, FakeServe, FakeServeConfig, PromptBlock, TextOf};
 use crate::machine;
-use crate::overhead::{Account, Ask, CpuTimes, Process, ProcessError, answer_requests, take};
+use crate::overhead::{Account, Ask, CpuTimes, Process, ProcessError, answer_requests, die_with_parent, take};
 
 /// Places of the stand-in beyond the requests at once.
 const SPARE_PLACES: usize = 2;
@@ -126,6 +126,7 @@ pub(super) async fn turn(process: &mut Process, ask: Ask) -> anyhow::Result<crat
 
 /// Is one of the processes, until it is told no more.
 pub(super) async fn run(side: OverheadSide, args: &BenchOverheadArgs) -> anyhow::Result<()> {
+    die_with_parent();
     match side {
         OverheadSide::Serve => be_serve(args, PromptBlock::LastRow).await,
         OverheadSide::WholeServe => be_serve(args, PromptBlock::Full).await,

@@ -32,7 +32,7 @@ pub(super) fn facts(run: &Run) -> Vec<(&'static str, String)> {
             ),
         ),
         ("began", utc(run.began).unwrap_or_else(|| MISSING.into())),
-        ("took", format!("{} s", number(run.seconds))),
+        ("took", format!("{} s{}", number(run.seconds), if run.complete { "" } else { ", cut short" })),
         ("share of the machine used by others", share(run.others)),
     ];
     if let Some(serve) = &run.serve {

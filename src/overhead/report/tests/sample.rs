@@ -25,6 +25,7 @@ pub(super) fn run() -> Run {
         topk: 128,
         serve: Some("sglang 0.5.2, Qwen3-4B-FP8, tp 1".into()),
         others: 0.021,
+        complete: true,
         overhead: vec![pooled("candle", around(0.41, 0.24)), pooled("sglang", around(26.4, 1.3))],
     }
 }
