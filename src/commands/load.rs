@@ -93,6 +93,16 @@ fn probe_question(chat: &ChatModel) -> anyhow::Result<Vec<u32>> {
     Ok(chat.prompt(&ChatRequest::parse(&question)?, usize::MAX)?.ids)
 }
 
+/// How serves are used by their flags, at these addresses.
+pub(super) fn serve_options(args: &ServeArgs, urls: Vec<String>) -> SglangOptions {
+    SglangOptions {
+        urls,
+        api_key: args.serve_api_key.clone(),
+        chunk: args.serve_chunk,
+        max_live_rows: args.serve_max_live_rows,
+    }
+}
+
 /// Serves by their flags, and what they should be like.
 pub(super) struct Served {
     pub(super) options: SglangOptions,
@@ -110,12 +120,7 @@ impl Served {
     ) -> anyhow::Result<Self> {
         let model = ServedModel::of(checkpoint)?;
         Ok(Self {
-            options: SglangOptions {
-                urls: args.serve_url.clone(),
-                api_key: args.serve_api_key.clone(),
-                chunk: args.serve_chunk,
-                max_live_rows: args.serve_max_live_rows,
-            },
+            options: serve_options(args, args.serve_url.clone()),
             expected: Expected {
                 hidden: model.hidden,
                 context: spec.context,
@@ -153,7 +158,8 @@ async fn shown(
     load: impl FnOnce(&ProgressFn) -> Result<CandleBackend, LoadError> + Send + 'static,
 ) -> anyhow::Result<Arc<dyn Backend>> {
     let backend = tokio::task::spawn_blocking(move || {
-        let bar = bar(&name);
+        let bar =
+            bar(0, "{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec}").with_message(format!("loading {name}"));
         let shown = bar.clone();
         let backend = load(&move |done, total| {
             shown.set_length(total);
@@ -217,11 +223,10 @@ pub(super) fn service(
     })
 }
 
-/// A bar on standard error; hidden where that is no terminal.
-fn bar(name: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec}");
-    let bar = ProgressBar::new(0).with_message(format!("loading {name}"));
-    match style {
+/// A bar on standard error, drawn by a template of [`indicatif`]; hidden where that is no terminal.
+pub(super) fn bar(length: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(length);
+    match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style.progress_chars("=> ")),
         Err(_) => bar,
     }

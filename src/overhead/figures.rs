@@ -42,7 +42,7 @@ impl Comparison {
         let middle = |records: &[&TurnRecord], of: &dyn Fn(&TurnRecord) -> f64| {
             median(records.iter().map(|record| of(record)).collect())
         };
-        let received = |record: &TurnRecord| record.turn.received_bytes as f64 / record.turn.tokens.max(1) as f64;
+        let received = |record: &TurnRecord| per_token(record, record.turn.received_bytes as f64);
         let requests: usize = own.iter().map(|record| record.turn.ttft_ms.len()).sum();
         let tokens: usize = own.iter().map(|record| record.turn.tokens).sum();
         let a_token = |value: f64| value / tokens.max(1) as f64;
@@ -65,18 +65,16 @@ impl Comparison {
             tok_s: middle(own, &|record| rate(record.turn.tokens, record.turn.seconds)),
             decode_tok_s: middle(own, &|record| rate(record.turn.decode_tokens, record.turn.decode_seconds)),
             cpu_us_per_token: Processes {
-                miner: middle(own, &|record| record.turn.cpu_us / record.turn.tokens.max(1) as f64),
-                serve: serves.as_ref().map(|_| {
-                    middle(own, &|record| record.serve.unwrap_or_default().cpu_us / record.turn.tokens.max(1) as f64)
-                }),
+                miner: middle(own, &|record| per_token(record, record.turn.cpu_us)),
+                serve: serves
+                    .as_ref()
+                    .map(|_| middle(own, &|record| per_token(record, record.serve.unwrap_or_default().cpu_us))),
             },
             other_cpu_us_per_token: Processes {
-                miner: middle(own, &|record| record.turn.other_cpu_us / record.turn.tokens.max(1) as f64),
-                serve: serves.as_ref().map(|_| {
-                    middle(own, &|record| {
-                        record.serve.unwrap_or_default().other_cpu_us / record.turn.tokens.max(1) as f64
-                    })
-                }),
+                miner: middle(own, &|record| per_token(record, record.turn.other_cpu_us)),
+                serve: serves
+                    .as_ref()
+                    .map(|_| middle(own, &|record| per_token(record, record.serve.unwrap_or_default().other_cpu_us))),
             },
             peak_rss_bytes: Processes {
                 miner: own.iter().map(|record| record.turn.peak_rss_bytes).max().unwrap_or_default(),
@@ -100,6 +98,11 @@ fn of<'a>(records: &'a [TurnRecord], mode: &Mode, load: Load) -> Vec<&'a TurnRec
     records.iter().filter(|record| record.mode == *mode && record.load == load).collect()
 }
 
+/// A turn's value, a token of it.
+fn per_token(record: &TurnRecord, value: f64) -> f64 {
+    value / record.turn.tokens.max(1) as f64
+}
+
 fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
@@ -120,7 +123,7 @@ impl Overhead {
             Estimate::of(&logs).map(|log| log.exp_m1() * 100.0)
         };
         let dearer = |of: fn(&TurnRecord) -> f64| {
-            let a_token = |record: &TurnRecord| of(record) / record.turn.tokens.max(1) as f64;
+            let a_token = |record: &TurnRecord| per_token(record, of(record));
             let differences: Vec<f64> = pairs.iter().map(|(with, without)| a_token(with) - a_token(without)).collect();
             Estimate::of(&differences)
         };

@@ -15,7 +15,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
 use self::sides::{About, Served};
@@ -270,12 +269,7 @@ impl Measurement {
 
     /// What a serve calls itself.
     async fn look_at(&self, served: &Served) -> anyhow::Result<String> {
-        let options = crate::backend::sglang::SglangOptions {
-            urls: served.urls.clone(),
-            api_key: self.args.serve.serve_api_key.clone(),
-            chunk: self.args.serve.serve_chunk,
-            max_live_rows: self.args.serve.serve_max_live_rows,
-        };
+        let options = load::serve_options(&self.args.serve, served.urls.clone());
         let mut described = Vec::new();
         for (serve, findings) in examine(&options, served.expected.clone()).await? {
             if let Some(fault) = findings.iter().find(|finding| finding.severity == Severity::Fault) {
@@ -340,7 +334,7 @@ impl Measurement {
 
     /// Has the backends take turns until the time is over, or somebody interrupts.
     async fn take_turns(&mut self, comparison: &Comparison, interrupted: &Interrupted) -> anyhow::Result<Taken> {
-        let bar = bar(comparison.bound);
+        let bar = load::bar(comparison.bound.as_secs(), "[{bar:30}] {pos} of {len} s  {msg}");
         bar.set_message("warming up");
         for mode in &comparison.modes {
             self.sides.turn(mode, comparison.warm_up(mode)).await?;
@@ -455,13 +449,4 @@ fn said(record: &TurnRecord) -> String {
 /// Processors that this program may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// A bar on standard error; hidden where that is no terminal.
-fn bar(bound: Duration) -> ProgressBar {
-    let bar = ProgressBar::new(bound.as_secs());
-    match ProgressStyle::with_template("[{bar:30}] {pos} of {len} s  {msg}") {
-        Ok(style) => bar.with_style(style.progress_chars("=> ")),
-        Err(_) => bar,
-    }
 }

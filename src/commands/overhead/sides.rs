@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::backend::sglang::{Expected, ServedModel, SglangBackend, SglangOptions};
+use crate::backend::sglang::{Expected, ServedModel, SglangBackend};
 use crate::backend::{Backend, BackendInfo};
 use crate::chat::Tokenizer;
 use crate::checkpoint::Checkpoint;
@@ -166,12 +166,7 @@ async fn be_backend(side: OverheadSide, args: &BenchOverheadArgs) -> anyhow::Res
 }
 
 pub(super) async fn client(args: &BenchOverheadArgs, served: Served) -> anyhow::Result<Arc<dyn Backend>> {
-    let options = SglangOptions {
-        urls: served.urls,
-        api_key: args.serve.serve_api_key.clone(),
-        chunk: args.serve.serve_chunk,
-        max_live_rows: args.serve.serve_max_live_rows,
-    };
+    let options = load::serve_options(&args.serve, served.urls);
     Ok(Arc::new(SglangBackend::open(&options, served.model, served.expected).await?))
 }
 

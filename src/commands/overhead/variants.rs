@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use indicatif::{ProgressBar, ProgressStyle};
 use tracing::instrument::WithSubscriber;
 use tracing::subscriber::NoSubscriber;
 
@@ -73,7 +72,7 @@ impl Measurement {
             prompts.map(|prompt| prompt.iter().take(PROMPT_TOKENS.min(room)).copied().collect()).collect();
         let mut ways = self.ways(answers)?;
         let spec = self.spec.toploc;
-        let bar = bar(ways.len());
+        let bar = load::bar((2 * ways.len()) as u64, "[{bar:30}] {pos} of {len}  {msg}");
         let mut made: Vec<Made> = Vec::new();
         let mut without = Vec::new();
         for (at, way) in ways.iter().enumerate() {
@@ -231,13 +230,4 @@ impl Measurement {
 /// Whether a model was refused for what was asked of it: a split, or a layer, that it does not have.
 fn is_unsuitable(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<LoadError>(), Some(LoadError::Start(_)))
-}
-
-/// A bar on standard error; hidden where that is no terminal.
-fn bar(steps: usize) -> ProgressBar {
-    let bar = ProgressBar::new((2 * steps) as u64);
-    match ProgressStyle::with_template("[{bar:30}] {pos} of {len}  {msg}") {
-        Ok(style) => bar.with_style(style.progress_chars("=> ")),
-        Err(_) => bar,
-    }
 }
